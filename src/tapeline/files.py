@@ -1,0 +1,175 @@
+"""Files that are whole or absent.
+
+Covers: writing a file or a folder aside and renaming it into place, journals of JSON lines that
+survive a torn last line, and hashing. Does not cover what the bytes mean.
+
+The order in `atomic_write` (write, flush, fsync, rename, fsync of the folder) is the one that
+survives a power cut: a rename may otherwise reach the disk before the bytes it names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import xxhash
+
+ASIDE = ".aside-"  # marks what is still being written; never a part of anything whole
+_CHUNK_BYTES = 1 << 20
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable (new, renamed and deleted ones)."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def aside(path: Path) -> Path:
+    """A fresh name beside `path`, marked as unfinished."""
+    return path.with_name(f"{ASIDE}{path.name}.{uuid.uuid4().hex[:12]}")
+
+
+@contextlib.contextmanager
+def atomic_open(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing that appears at `path` only when the block ends without an error."""
+    temporary = aside(path)
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def atomic_write(path: Path, data: bytes | str) -> None:
+    """Write `data` (text as UTF-8) to `path`, whole or not at all."""
+    with atomic_open(path) as stream:
+        stream.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield a folder to fill; it becomes `path` only when the block ends without an error.
+
+    With `replace`, what was at `path` is moved aside first and deleted afterwards, so a crash
+    between the two renames leaves it whole under a name that starts with `.aside-`.
+
+    Raises:
+        FileExistsError: `path` exists and is not empty, and `replace` is off.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    if occupied and not replace:
+        raise FileExistsError(str(path))
+    temporary = aside(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in sorted(temporary.rglob("*")):
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        fsync_folder(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    old = aside(path)
+    if occupied:
+        path.rename(old)
+    temporary.rename(path)
+    fsync_folder(path.parent)
+    if occupied:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def canonical_json(value: Any) -> str:
+    """`value` as JSON with sorted keys and no spaces: equal values, equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def xxh3_file(path: Path) -> str:
+    """The xxh3-128 of a file, in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _cut_torn_tail(stream: IO[bytes]) -> None:
+    """Cut what follows the last newline: the start of a line that a crash left behind."""
+    size = stream.seek(0, os.SEEK_END)
+    keep = size
+    while keep > 0:
+        start = max(0, keep - _CHUNK_BYTES)
+        stream.seek(start)
+        newline = stream.read(keep - start).rfind(b"\n")
+        if newline >= 0:
+            keep = start + newline + 1
+            break
+        keep = start
+    if keep < size:
+        stream.truncate(keep)
+
+
+class Journal:
+    """An append-only file of JSON lines, one record a line.
+
+    Opening cuts a torn last line before anything is appended: the next record would otherwise
+    be joined to it and both be lost. Records reach the file at `flush`, the disk at `sync`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        self._stream = path.open("r+b")
+        _cut_torn_tail(self._stream)
+        self._stream.seek(0, os.SEEK_END)
+
+    def append(self, *records: dict[str, Any]) -> None:
+        """Add records; they are buffered until `flush`, `sync` or `close`."""
+        for record in records:
+            self._stream.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+
+    def flush(self) -> None:
+        """Hand the buffered records to the operating system: they survive the process."""
+        self._stream.flush()
+
+    def sync(self) -> None:
+        """Put the records on the disk: they survive the machine."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Sync and close."""
+        self.sync()
+        self._stream.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """All whole records of a journal; a torn last line is left out, a missing file is empty."""
+    if not path.exists():
+        return []
+    lines: Iterable[bytes] = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in lines if line.strip()]

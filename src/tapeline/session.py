@@ -1,0 +1,126 @@
+"""The session: one trading day, or a segment of it, of one instrument.
+
+On the ground floor because the tape makes sessions and the store keeps them, and neither knows
+the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tapeline.errors import StoreError
+
+Float32Array = npt.NDArray[np.float32]
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SessionKey:
+    """What a session is of: an instrument, its trade date (ISO 8601), a segment of that date."""
+
+    instrument: str
+    date: str = ""
+    segment: int = 0
+
+    def __str__(self) -> str:
+        parts = [self.instrument, self.date] if self.date else [self.instrument]
+        return "/".join([*parts, str(self.segment)] if self.segment else parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Session:
+    """Rows of one instrument in time order, on a regular grid.
+
+    Attributes:
+        key: instrument, date, segment.
+        values: float32 `[rows, columns]`; price columns are relative to `origin`.
+        columns: a name for each column.
+        times: int64 `[rows]`, nanoseconds UTC; None for plain arrays, which have none.
+        age_ns: int64 `[rows]`, how long before the row's time the last update was; None if unknown.
+        valid: bool `[rows]`; no window and no target may touch a row that is False. None: all are.
+        origin: what was subtracted from every price column before the cast to float32, in price
+            units. A float32 near 61,686 has a step of 0.0039; differences don't suffer from it.
+    """
+
+    key: SessionKey
+    values: Float32Array
+    columns: tuple[str, ...] = field(default=())
+    times: Int64Array | None = None
+    age_ns: Int64Array | None = None
+    valid: BoolArray | None = None
+    origin: float = 0.0
+
+    def __post_init__(self) -> None:
+        values = self.values
+        if not isinstance(values, np.ndarray) or values.ndim != 2:
+            raise StoreError(
+                f"session {self.key}",
+                expected="values of shape [rows, columns]",
+                found=f"{type(values).__name__} of shape {list(np.shape(values))}",
+                fix="Give a two-dimensional array, one row per instant",
+            )
+        if values.dtype.kind not in "fiub":
+            raise StoreError(
+                f"session {self.key}",
+                expected="numbers",
+                found=f"dtype {values.dtype}",
+                fix="Convert the values to numbers first",
+            )
+        # One layout for all: native float32, C order, whatever byte order or stride came in.
+        with np.errstate(over="ignore"):  # what overflows becomes inf, which the store refuses
+            object.__setattr__(self, "values", np.ascontiguousarray(values, dtype=np.float32))
+        columns = tuple(self.columns) or tuple(f"c{i}" for i in range(values.shape[1]))
+        object.__setattr__(self, "columns", columns)
+        if len(columns) != values.shape[1] or len(set(columns)) != len(columns):
+            raise StoreError(
+                f"session {self.key}",
+                expected=f"{values.shape[1]} distinct column names",
+                found=f"{len(columns)} names, {len(set(columns))} distinct",
+                fix="Give each column one name",
+            )
+        self._check_beside("times", np.int64)
+        self._check_beside("age_ns", np.int64)
+        self._check_beside("valid", np.bool_)
+        if self.times is not None and np.any(np.diff(self.times) < 0):
+            row = int(np.argmax(np.diff(self.times) < 0)) + 1
+            raise StoreError(
+                f"session {self.key}, row {row}",
+                expected="times that never step back",
+                found=f"{self.times[row]} ns after {self.times[row - 1]} ns",
+                fix="Sort the rows by time before making a session of them",
+            )
+
+    def _check_beside(self, name: str, dtype: type[np.generic]) -> None:
+        beside = getattr(self, name)
+        if beside is None:
+            return
+        beside = np.asarray(beside)
+        if beside.dtype.type is not dtype or beside.shape != (len(self.values),):
+            raise StoreError(
+                f"session {self.key}, {name}",
+                expected=f"{np.dtype(dtype)} of shape [{len(self.values)}]",
+                found=f"{beside.dtype} of shape {list(beside.shape)}",
+                fix="Give one entry per row; times never pass through floats",
+            )
+        object.__setattr__(
+            self, name, np.ascontiguousarray(beside, dtype=beside.dtype.newbyteorder("="))
+        )
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def as_session(value: Session | npt.ArrayLike, number: int) -> Session:
+    """`value` itself if it is a session, else a plain 2-D array made into one.
+
+    A plain array has no instrument, date or times: its key is `array-<number>`.
+    """
+    if isinstance(value, Session):
+        return value
+    array: Any = np.asarray(value)
+    return Session(SessionKey(f"array-{number}"), array)
