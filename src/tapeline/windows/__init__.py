@@ -1,1 +1,21 @@
-"""TODO"""
+"""Windows over a store: which there are, in what order, and as batches.
+
+A window is `T` consecutive rows of one session; its target is the change of one column from the
+window's last row to the row `horizon` later in the same session. Nothing here knows about models.
+"""
+
+from tapeline.windows.batch import BatchSource, make_batch, make_batch_vec
+from tapeline.windows.index import WindowIndex
+from tapeline.windows.loader import Loader
+from tapeline.windows.sampler import WindowSampler
+from tapeline.windows.scale import Normaliser
+
+__all__ = [
+    "BatchSource",
+    "Loader",
+    "Normaliser",
+    "WindowIndex",
+    "WindowSampler",
+    "make_batch",
+    "make_batch_vec",
+]
