@@ -1,0 +1,58 @@
+"""Evaluation: every window of an index exactly once, in order, beside the simplest predictors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from tapeline.windows import BatchSource, WindowIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Errors on a set of windows, in the target's units squared.
+
+    Attributes:
+        windows: how many, each once.
+        mse: mean squared error of the model.
+        mse_zero: of predicting no change: the mean of the squared targets.
+    """
+
+    windows: int
+    mse: float
+    mse_zero: float
+
+    @property
+    def skill(self) -> float:
+        """The share of `mse_zero` that the model removes; 0 where nothing moves."""
+        return 1.0 - self.mse / self.mse_zero if self.mse_zero > 0 else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """The fields and the skill."""
+        return {**asdict(self), "skill": self.skill}
+
+
+def evaluate(
+    model: nn.Module, source: BatchSource, index: WindowIndex, batch: int = 1024
+) -> Evaluation:
+    """Evaluate a model, in evaluation mode and without gradients; its mode is put back after.
+
+    Sums are in float64. The last batch is shorter: nothing is dropped, nothing counted twice.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    was_training = model.training
+    model.eval()
+    squares = zeros = 0.0
+    with torch.no_grad():
+        for start in range(0, index.num_windows, batch):
+            windows = np.arange(start, min(start + batch, index.num_windows))
+            x, y = source.batch(*index.locate(windows))
+            prediction = model(torch.from_numpy(x).to(device)).float().reshape(-1).cpu().double()
+            target = torch.from_numpy(y).double()
+            squares += float((prediction - target).square().sum())
+            zeros += float(target.square().sum())
+    model.train(was_training)
+    return Evaluation(index.num_windows, squares / index.num_windows, zeros / index.num_windows)

@@ -1,0 +1,106 @@
+"""The loop: steps in order, and what is done between them. No knowledge of files or runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tapeline.errors import TrainingError
+from tapeline.store import Shards
+from tapeline.train.step import TrainStep
+from tapeline.windows import BatchSource, Loader, Normaliser, WindowSampler
+
+Hook = Callable[[int, Tensor], None]
+
+
+def loop(
+    step: TrainStep,
+    batches: Iterable[tuple[np.ndarray, np.ndarray]],
+    first: int,
+    last: int,
+    hooks: Iterable[Hook] = (),
+) -> list[float]:
+    """Train from step `first` to before step `last`.
+
+    Args:
+        step: does one step.
+        batches: x `[batch, inputs]` and y `[batch]`, float32, at least `last − first` of them.
+        first, last: numbers of steps; they key the draws and the schedule.
+        hooks: called after each step, in order, with the number of steps done and the loss.
+
+    Returns:
+        The loss of each step.
+
+    Raises:
+        TrainingError: the batches end before the steps do.
+    """
+    hooks = tuple(hooks)
+    losses: list[Tensor] = []
+    source = iter(batches)
+    try:
+        for number, (x, y) in zip(range(first, last), source, strict=False):
+            loss = step(number, _tensor(x, step.device), _tensor(y, step.device))
+            losses.append(loss)
+            for hook in hooks:
+                hook(number + 1, loss)
+    finally:
+        if isinstance(source, Generator):  # a loader's: ends its thread now, not at collection
+            source.close()
+    if len(losses) < last - first:
+        raise TrainingError(
+            "batches",
+            expected=f"{last - first}, one for each step",
+            found=str(len(losses)),
+            fix="Give an iterable that goes on, such as a Loader",
+        )
+    return torch.stack(losses).tolist() if losses else []
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)
+
+
+def train(
+    model: nn.Module,
+    shards: Shards,
+    sampler: WindowSampler,
+    steps: int,
+    lr: float = 1e-3,
+    accumulate: int = 1,
+    bf16: bool = False,
+    T: int = 20,
+    horizon: int = 10,
+    target_col: int = 0,
+    opt: torch.optim.Optimizer | None = None,
+    start_step: int = 0,
+    scale: Normaliser | None = None,
+) -> list[float]:
+    """Train a model on a store, for scripts and notebooks; `tapeline train` does runs.
+
+    Args:
+        model: maps x `[batch, T · columns]` to `[batch]` or `[batch, 1]`.
+        shards: the store.
+        sampler: decides the batches, and advances.
+        steps: how many steps to do.
+        lr: learning rate of the Adam that is made where `opt` is None.
+        accumulate: micro-batches that each batch is cut into; the result is the batch's.
+        bf16: forward pass under bfloat16 autocast; weights, loss and optimiser in float32.
+        T, horizon, target_col: the shape of an example, as in `make_batch`.
+        opt: the optimiser to go on with.
+        start_step: steps done before; draws of step k are keyed by (the sampler's seed, k).
+        scale: scales the inputs.
+
+    Returns:
+        The loss of each step.
+
+    Raises:
+        TrainingError: `accumulate` doesn't divide the batch, or the model's output has another
+            shape.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr) if opt is None else opt
+    step = TrainStep(model, optimizer, accumulate=accumulate, bf16=bf16, seed=sampler.seed)
+    loader = Loader(BatchSource(shards, T, horizon, target_col, scale), sampler)
+    return loop(step, loader, start_step, start_step + steps)

@@ -1,0 +1,136 @@
+"""One training step: forward, backward, update. The only place that does it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tapeline.errors import TrainingError
+from tapeline.train.determinism import keyed_draws
+from tapeline.train.precision import autocast
+
+Schedule = Callable[[int], float]
+
+
+class TrainStep:
+    """Updates a model from one batch.
+
+    Args:
+        model: maps x `[n, inputs]` to `[n]` or `[n, 1]`.
+        optimizer: over the model's parameters.
+        accumulate: micro-batches that a batch is cut into; their gradients, each scaled by its
+            share, add up to the batch's.
+        bf16: forward pass under bfloat16 autocast.
+        clip_norm: largest norm of the gradient over all parameters; None leaves it.
+        schedule: step → factor on the learning rates that the optimizer has now.
+        seed: dropout and other draws of step k are keyed by (seed, k).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        accumulate: int = 1,
+        bf16: bool = False,
+        clip_norm: float | None = None,
+        schedule: Schedule | None = None,
+        seed: int = 0,
+    ) -> None:
+        if accumulate < 1:
+            raise TrainingError(
+                "accumulate", expected="at least 1", found=str(accumulate), fix="Take 1 for none"
+            )
+        self.model = model
+        self.optimizer = optimizer
+        self.accumulate = accumulate
+        self.bf16 = bf16
+        self.clip_norm = clip_norm
+        self.schedule = schedule
+        self.seed = seed
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def __call__(self, number: int, x: Tensor, y: Tensor) -> Tensor:
+        """Do step `number` with x `[batch, inputs]` and y `[batch]`; returns the mean loss.
+
+        The loss stays on the device: reading it here would wait for the device every step.
+
+        Raises:
+            TrainingError: the batch can't be cut evenly, or the model's output has another shape.
+        """
+        if len(x) % self.accumulate:
+            raise TrainingError(
+                "accumulate",
+                expected=f"a divisor of the batch, {len(x)}",
+                found=str(self.accumulate),
+                fix="Choose a batch that is a multiple of it",
+            )
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        size = len(x) // self.accumulate
+        with keyed_draws(self.device, self.seed, number):
+            for part_x, part_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
+                loss = batch_loss(self.model, part_x, part_y, bf16=self.bf16) / self.accumulate
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self._update(number)
+        return total
+
+    def _update(self, number: int) -> None:
+        if self.schedule is None:
+            self.optimizer.step()
+            return
+        groups = self.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        factor = self.schedule(number)
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate * factor
+        self.optimizer.step()
+        # Put back, so that the state holds the base rate and the schedule needs no state at all.
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def batch_loss(model: nn.Module, x: Tensor, y: Tensor, *, bf16: bool = False) -> Tensor:
+    """Mean squared error of the model on x `[n, inputs]`, y `[n]`; float32 whatever the forward.
+
+    Raises:
+        TrainingError: the model's output is neither `[n]` nor `[n, 1]`.
+    """
+    with autocast(x.device, bf16=bf16):
+        prediction = model(x)
+    if prediction.shape not in ((len(y),), (len(y), 1)):
+        raise TrainingError(
+            f"model {type(model).__name__}",
+            expected=f"an output of shape [{len(y)}] or [{len(y)}, 1] for {len(y)} windows",
+            found=f"shape {list(prediction.shape)}",
+            fix="Let the model end in one output per window",
+        )
+    return F.mse_loss(prediction.float().reshape(y.shape), y)
+
+
+def warmup_then(kind: str, *, warmup_steps: int, total_steps: int) -> Schedule | None:
+    """The factor on the learning rate at each step; None where it is always 1.
+
+    A linear rise over `warmup_steps`, then "constant" 1, or half a "cosine" from 1 towards 0 at
+    `total_steps`.
+    """
+    if kind == "constant" and warmup_steps == 0:
+        return None
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        if kind == "constant":
+            return 1.0
+        done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+    return factor
