@@ -1,0 +1,246 @@
+"""The time budget of a step: how long loading, batching and computing take, by kind of store.
+
+Measures; draws nothing. The cases are interleaved repetition by repetition, so that a change of
+the machine's load meets all of them alike, and each figure is a median.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tapeline.errors import StoreError
+from tapeline.machine import Machine
+from tapeline.session import Float32Array
+from tapeline.store import FORMATS, Shards, write_shards
+from tapeline.train import TrainStep
+from tapeline.train.models import perceptron
+from tapeline.windows import BatchSource, WindowSampler, make_batch
+
+Batch = tuple[Float32Array, Float32Array]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRow:
+    """What one step costs with one kind of store and one way to batch.
+
+    Attributes:
+        case: format and way, such as "mmap gathered".
+        load_ms: reading the whole store, spread over the steps of an epoch.
+        batch_ms: making one batch.
+        compute_ms: forward, backward and update; the same for all cases.
+        load_epoch_ms: reading the whole store once.
+    """
+
+    case: str
+    load_ms: float
+    batch_ms: float
+    compute_ms: float
+    load_epoch_ms: float
+
+    @property
+    def data_share(self) -> float:
+        """The share of a serial step that waits for data."""
+        data = self.load_ms + self.batch_ms
+        return data / (data + self.compute_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The budget of every case, measured in one run on one machine.
+
+    Attributes:
+        rows: one for each case.
+        store_rows, columns, batch, T: the size of what was measured.
+        steps_per_epoch: batches that hold every window once.
+        repetitions: how often each figure was taken.
+        machine: where.
+    """
+
+    rows: tuple[BudgetRow, ...]
+    store_rows: int
+    columns: int
+    batch: int
+    T: int
+    steps_per_epoch: int
+    repetitions: int
+    machine: Machine
+
+    def row(self, case: str) -> BudgetRow:
+        """The row of one case."""
+        return next(row for row in self.rows if row.case == case)
+
+    def ratios(self) -> dict[str, float]:
+        """How many times longer the other ways to batch take than the gather."""
+        gathered = self.row("mmap gathered").batch_ms
+        return {
+            "row-index gather / gather": self.row("mmap row-index").batch_ms / gathered,
+            "window loop / gather": self.row("mmap looped").batch_ms / gathered,
+        }
+
+    def project(self, store_rows: int) -> list[dict[str, Any]]:
+        """An epoch over `store_rows` rows at the measured rates: a projection, not a measurement.
+
+        Loading grows with the rows; batching and computing stay what they are per step, which
+        holds while the store fits the page cache. CSV and npy keep every row in memory.
+        """
+        scale = store_rows / self.store_rows
+        steps = math.ceil(self.steps_per_epoch * scale)
+        store_bytes = store_rows * self.columns * 4
+        return [
+            {
+                "case": row.case,
+                "bytes": store_bytes,
+                "memory_bytes": 0 if row.case.startswith("mmap") else store_bytes,
+                "load_s": row.load_epoch_ms * scale / 1e3,
+                "batch_s": row.batch_ms * steps / 1e3,
+                "compute_s": row.compute_ms * steps / 1e3,
+                "epoch_s": (row.load_epoch_ms * scale + (row.batch_ms + row.compute_ms) * steps)
+                / 1e3,
+            }
+            for row in self.rows
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything measured, as JSON can hold it."""
+        return {
+            "machine": self.machine.as_dict(),
+            "store_rows": self.store_rows,
+            "columns": self.columns,
+            "batch": self.batch,
+            "T": self.T,
+            "steps_per_epoch": self.steps_per_epoch,
+            "repetitions": self.repetitions,
+            "rows": [
+                {
+                    "case": row.case,
+                    "load_ms": row.load_ms,
+                    "batch_ms": row.batch_ms,
+                    "compute_ms": row.compute_ms,
+                    "load_epoch_ms": row.load_epoch_ms,
+                    "data_share": row.data_share,
+                }
+                for row in self.rows
+            ],
+            "ratios": self.ratios(),
+        }
+
+
+def measure_budget(
+    root: Path,
+    *,
+    T: int = 20,
+    horizon: int = 10,
+    batch: int = 256,
+    repetitions: int = 50,
+    progress: Callable[[int, int], None] | None = None,
+) -> Budget:
+    """Measure the budget on a store that is there in all three formats (see `all_formats`).
+
+    Args:
+        root: the store's folder.
+        T, horizon, batch: the shape of an example and of a batch.
+        repetitions: of each batch and step; loading is repeated a tenth as often, at least 3 times.
+        progress: called with the repetitions done and in all.
+    """
+    opened = {fmt: Shards(root, fmt) for fmt in FORMATS}
+    mapped = opened["mmap"]
+    sampler = WindowSampler(mapped.lengths, T, horizon, batch)
+    source = BatchSource(mapped, T, horizon)
+    out = source.empty(batch)
+    starts_of = mapped.offsets[:-1]
+
+    def row_index(sessions: np.ndarray, starts: np.ndarray) -> Batch:
+        rows = (starts_of[sessions] + starts)[:, None] + np.arange(T)
+        x = mapped.mm[rows].reshape(len(starts), -1)
+        last = rows[:, -1]
+        return x, mapped.mm[last + horizon, 0] - mapped.mm[last, 0]
+
+    ways: dict[str, Callable[[np.ndarray, np.ndarray], Batch]] = {
+        f"{fmt} looped": lambda a, b, shards=opened[fmt]: make_batch(shards, a, b, T, horizon)  # type: ignore[misc]
+        for fmt in ("csv", "npy", "mmap")
+    }
+    ways["mmap row-index"] = row_index
+    ways["mmap gathered"] = lambda a, b: source.batch(a, b, out=out)
+
+    model = perceptron(T * len(mapped.columns))
+    step = TrainStep(model, torch.optim.Adam(model.parameters()))
+    times: dict[str, list[float]] = {name: [] for name in (*ways, *FORMATS, "compute")}
+    load_every = max(1, repetitions // max(3, repetitions // 10))
+    _repeat_once(ways, step, sampler, {name: [] for name in times}, 0)  # compile, fault in, warm up
+    for number in range(repetitions):
+        _repeat_once(ways, step, sampler, times, number)
+        if number % load_every == 0:
+            for fmt in FORMATS:
+                times[fmt].append(_timed(lambda fmt=fmt: Shards(root, fmt).mm.sum()))  # type: ignore[misc]
+        if progress:
+            progress(number + 1, repetitions)
+    medians = {name: 1e3 * statistics.median(values) for name, values in times.items()}
+    steps_per_epoch = math.ceil(sampler.index.num_windows / batch)
+    return Budget(
+        rows=tuple(
+            BudgetRow(
+                case=case,
+                load_ms=medians[case.split()[0]] / steps_per_epoch,
+                batch_ms=medians[case],
+                compute_ms=medians["compute"],
+                load_epoch_ms=medians[case.split()[0]],
+            )
+            for case in ways
+        ),
+        store_rows=int(mapped.offsets[-1]),
+        columns=len(mapped.columns),
+        batch=batch,
+        T=T,
+        steps_per_epoch=steps_per_epoch,
+        repetitions=repetitions,
+        machine=Machine.here(),
+    )
+
+
+def _repeat_once(
+    ways: dict[str, Callable[[np.ndarray, np.ndarray], Batch]],
+    step: TrainStep,
+    sampler: WindowSampler,
+    times: dict[str, list[float]],
+    number: int,
+) -> None:
+    sessions, starts = sampler.next()
+    for case, way in ways.items():
+        times[case].append(_timed(lambda way=way: way(sessions, starts)))  # type: ignore[misc]
+    x, y = (torch.from_numpy(a) for a in ways["mmap gathered"](sessions, starts))
+    times["compute"].append(_timed(lambda: step(number, x, y)))
+
+
+def _timed(what: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    what()
+    return time.perf_counter() - start
+
+
+def all_formats(root: Path) -> None:
+    """Complete a store: convert what is there into the formats that are missing.
+
+    Raises:
+        StoreError: there is no store.
+    """
+    shards = Shards(root)
+    for fmt in FORMATS:
+        if not (root / fmt).exists():
+            write_shards(shards.sessions(), root, fmt)
+    fingerprints = {fmt: Shards(root, fmt).fingerprint for fmt in FORMATS}
+    if len(set(fingerprints.values())) > 1:
+        raise StoreError(
+            root,
+            expected="the same sessions in every format",
+            found=", ".join(f"{fmt} {value[:8]}" for fmt, value in fingerprints.items()),
+            fix="Convert the right one again with `tapeline store convert --replace`",
+        )
