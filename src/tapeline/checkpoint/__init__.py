@@ -1,1 +1,35 @@
-"""TODO"""
+"""Checkpoints: all state of a run, committed whole, verified before use."""
+
+from tapeline.checkpoint.checkpointer import Checkpointer, Entry, Loaded, Newest, Skipped
+from tapeline.checkpoint.commit import Manifest, read_manifest, verify
+from tapeline.checkpoint.load import load_checkpoint, load_state
+from tapeline.checkpoint.save import save_checkpoint, save_state
+from tapeline.checkpoint.state import (
+    State,
+    capture_state,
+    part_sha256,
+    restore_model,
+    restore_state,
+    state_sha256,
+)
+
+__all__ = [
+    "Checkpointer",
+    "Entry",
+    "Loaded",
+    "Manifest",
+    "Newest",
+    "Skipped",
+    "State",
+    "capture_state",
+    "load_checkpoint",
+    "load_state",
+    "part_sha256",
+    "read_manifest",
+    "restore_model",
+    "restore_state",
+    "save_checkpoint",
+    "save_state",
+    "state_sha256",
+    "verify",
+]
