@@ -6,10 +6,12 @@ finished `RunConfig`.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import math
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -112,25 +114,45 @@ class RunConfig(_Section):
         return self.model_dump(mode="json")
 
     def hash(self) -> str:
-        """Sha256 over what determines the run's bits: everything but its name and its logging."""
-        return hashlib.sha256(
-            canonical_json(self.model_dump(mode="json", exclude={"name", "log_every"})).encode()
-        ).hexdigest()
+        """Sha256 over what determines the run's bits.
+
+        Left out: the name, where the data lies (its content has a fingerprint of its own), and
+        how often the run is logged, validated and saved.
+        """
+        decides = self.model_dump(
+            mode="json",
+            exclude={
+                "name": True,
+                "log_every": True,
+                "checkpoint": True,
+                "data": {"store"},
+                "validation": {"every"},
+            },
+        )
+        return hashlib.sha256(canonical_json(decides).encode()).hexdigest()
 
     @classmethod
-    def from_mapping(cls, values: dict[str, Any], where: str) -> Self:
-        """Check `values` against the schema.
+    def from_mapping(
+        cls, values: dict[str, Any], where: str, overrides: Sequence[str] = ()
+    ) -> Self:
+        """Apply `a.b=value` overrides in order to `values`, and check the result.
 
         Raises:
             ConfigError: a key is unknown (the nearest is named), missing, or of a wrong value.
         """
+        values = copy.deepcopy(values)
+        for override in overrides:
+            _apply(values, override)
+        data = values.get("data")
+        if isinstance(data, dict) and isinstance(store := data.get("store"), str):
+            data["store"] = str(Path(store).absolute())  # the record must hold from anywhere
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             raise _explain(error, cls, where) from None
 
     @classmethod
-    def load(cls, path: Path, overrides: list[str] | None = None) -> Self:
+    def load(cls, path: Path, overrides: Sequence[str] = ()) -> Self:
         """Read a TOML file, apply `a.b=value` overrides in order, and check the result.
 
         A relative `data.store` is taken from the file's folder, so a configuration can be used
@@ -157,9 +179,7 @@ class RunConfig(_Section):
         data = values.get("data")
         if isinstance(data, dict) and isinstance(store := data.get("store"), str):
             data["store"] = str((path.parent / store).resolve())
-        for override in overrides or []:
-            _apply(values, override)
-        return cls.from_mapping(values, str(path))
+        return cls.from_mapping(values, str(path), overrides)
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
