@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from tapeline.windows.order import mix
@@ -22,6 +24,13 @@ def make_deterministic(threads: int) -> None:
     torch.backends.cudnn.benchmark = False
     torch.set_float32_matmul_precision("highest")
     torch.set_num_threads(threads)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the process's generators, for models and layers that draw from them unasked."""
+    random.seed(mix(seed, 1))
+    np.random.seed(mix(seed, 2) % 2**32)  # noqa: NPY002 - the global one is what others draw from
+    torch.manual_seed(mix(seed, 3))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,152 @@
+"""The run folder: where things are, and how they are read and written.
+
+    <run>/
+      run.json              the record
+      attempts.jsonl        a start and an end for each life of the run
+      metrics/rank-0.jsonl  losses and validations, by attempt and step
+      checkpoints/step-…/   written by `checkpoint/`
+
+Plain files, to be read with anything. A life without an end was killed; the next one says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from tapeline.clock import Clock, utc
+from tapeline.errors import RunError
+from tapeline.files import Journal, atomic_write, read_journal
+
+RECORD = "run.json"
+
+
+class RunFolder:
+    """One run on disk.
+
+    Args:
+        path: the folder; `create` makes it, everything else needs it to be there.
+        clock: for the times of attempts.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path = path
+        self.attempts_path = path / "attempts.jsonl"
+        self.checkpoints_path = path / "checkpoints"
+        self._clock = clock
+
+    def metrics_path(self, rank: int) -> Path:
+        """The metrics journal of one rank."""
+        return self.path / "metrics" / f"rank-{rank}.jsonl"
+
+    def create(self, record: dict[str, Any]) -> None:
+        """Make the folder and write the record.
+
+        Raises:
+            RunError: something is there already.
+        """
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise RunError(
+                self.path,
+                expected="a place for a new run",
+                found="files already there",
+                fix=f"Resume it with `tapeline resume {self.path}`, or choose another folder",
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.path / RECORD, json.dumps(record, indent=2))
+
+    def record(self) -> dict[str, Any]:
+        """The record.
+
+        Raises:
+            RunError: the folder holds none, or a damaged one.
+        """
+        path = self.path / RECORD
+        try:
+            values: dict[str, Any] = json.loads(path.read_text())
+            if values["format"] != "tapeline run" or values["version"] != 1:
+                raise ValueError
+        except OSError as error:
+            raise RunError(
+                self.path,
+                expected=f"the folder of a run, with {RECORD}",
+                found=error.strerror or "none",
+                fix="Give the folder that `tapeline train` made",
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise RunError(
+                path,
+                expected="the record of a run, version 1",
+                found="something else",
+                fix="Restore the file, or start the run anew",
+            ) from None
+        return values
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """The lives of the run in order: each start with its end, if it had one."""
+        lives: dict[int, dict[str, Any]] = {}
+        for line in read_journal(self.attempts_path):
+            lives.setdefault(line["attempt"], {}).update(line)
+        return list(lives.values())
+
+    def begin_attempt(self, *, from_step: int, world_size: int) -> int:
+        """Note that a life begins; the one before, if it has no end, was killed.
+
+        Returns:
+            The attempt's number, from 1.
+        """
+        lives = self.attempts()
+        number = len(lives) + 1
+        with Journal(self.attempts_path) as journal:
+            if lives and "how" not in lives[-1]:
+                seen = max((step for step, _ in self._steps(number - 1)), default=None)
+                evidence = "no end was recorded; " + (
+                    "no step either" if seen is None else f"its last recorded step is {seen}"
+                )
+                journal.append({"attempt": number - 1, "how": "killed", "evidence": evidence})
+            journal.append(
+                {
+                    "attempt": number,
+                    "started": utc(self._clock.wall_ns()),
+                    "host": socket.gethostname(),
+                    "pid": os.getpid(),
+                    "world_size": world_size,
+                    "from_step": from_step,
+                }
+            )
+        return number
+
+    def end_attempt(self, number: int, *, how: str, step: int, evidence: str) -> None:
+        """Note how a life ended: "finished", "failed" or "interrupted"."""
+        with Journal(self.attempts_path) as journal:
+            journal.append(
+                {
+                    "attempt": number,
+                    "ended": utc(self._clock.wall_ns()),
+                    "how": how,
+                    "step": step,
+                    "evidence": evidence,
+                }
+            )
+
+    def losses(self) -> dict[int, float]:
+        """The loss of each step, counted from 1; of a step done twice, the later one."""
+        return dict(sorted(self._steps(None)))
+
+    def validations(self) -> dict[int, dict[str, Any]]:
+        """The validation figures by step; of a step validated twice, the later ones."""
+        lines = read_journal(self.metrics_path(0))
+        found = {line["step"]: line["validation"] for line in lines if "validation" in line}
+        return dict(sorted(found.items()))
+
+    def _steps(self, attempt: int | None) -> list[tuple[int, float]]:
+        """(step, loss) as journalled, in the order of writing; of one attempt, or of all."""
+        return [
+            (line["step"] - len(line["losses"]) + 1 + i, loss)
+            for line in read_journal(self.metrics_path(0))
+            if "losses" in line and attempt in (None, line["attempt"])
+            for i, loss in enumerate(line["losses"])
+        ]
