@@ -54,7 +54,19 @@ class ModelConfig(_Section):
     def _is_reference(cls, value: str) -> str:
         module, colon, name = value.partition(":")
         if not (module and colon and name):
-            raise ValueError("should look like `package.module:callable`")
+            raise ValueError("should be written `package.module:callable`")
+        return value
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+        # The record of a run is JSON: a resumed run must get back the arguments it began with.
+        try:
+            canonical_json(value)
+        except (TypeError, ValueError):
+            raise ValueError(
+                "should be strings, finite numbers, booleans, lists or tables"
+            ) from None
         return value
 
 
@@ -78,7 +90,7 @@ class TrainingConfig(_Section):
 class ValidationConfig(_Section):
     """What is held out: the last rows in time, with whole windows on one side of the cut."""
 
-    fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
+    fraction: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.2
     every: Positive = Field(100, description="steps between evaluations")
 
 
@@ -143,6 +155,7 @@ class RunConfig(_Section):
         values = copy.deepcopy(values)
         for override in overrides:
             _apply(values, override)
+            where += f" with --set {override}"
         data = values.get("data")
         if isinstance(data, dict) and isinstance(store := data.get("store"), str):
             data["store"] = str(Path(store).absolute())  # the record must hold from anywhere
@@ -163,7 +176,7 @@ class RunConfig(_Section):
             ConfigError: the file is missing or not TOML, or a key or value is wrong.
         """
         try:
-            values = tomllib.loads(path.read_text())
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "bytes that aren't UTF-8"
             raise ConfigError(
@@ -194,9 +207,10 @@ def _apply(values: dict[str, Any], override: str) -> None:
             fix="Write the dotted key, `=` and the value without spaces between",
         )
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        value = text
+        parsed = {}
+    value = parsed["value"] if len(parsed) == 1 else text  # a line break could start another key
     for part in parts[:-1]:
         values = values.setdefault(part, {})
         if not isinstance(values, dict):
@@ -229,7 +243,7 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> Con
         section = _section(schema, path[:-1])
         names = list(section.model_fields) if section else []
         nearest = difflib.get_close_matches(str(path[-1]), names, n=1, cutoff=0.4)
-        fix = f"Did you mean `{nearest[0]}`?" if nearest else f"Use one of {', '.join(names)}"
+        fix = f"Write `{nearest[0]}`, the nearest" if nearest else f"Use one of {', '.join(names)}"
         return ConfigError(
             f"{where}, key `{key}`",
             expected=f"a key of {'.'.join(map(str, path[:-1])) or 'the configuration'}",
@@ -247,9 +261,11 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> Con
     shown = "nan" if isinstance(found, float) and math.isnan(found) else repr(found)
     wanted = str(first["msg"]).removeprefix("Value error, ")
     wanted = wanted.removeprefix("Input should be ").removeprefix("should be ")
+    if kind == "model_type":
+        wanted = "a section"
     return ConfigError(
         f"{where}, key `{key}`",
         expected=wanted,
         found=shown if len(shown) < 60 else f"{shown[:57]}…",
-        fix="Correct the value",
+        fix="Put the value in quotes" if kind == "string_type" else "Correct the value",
     )
