@@ -256,9 +256,10 @@ def _build_model(config: RunConfig, num_inputs: int) -> nn.Module:
 def _build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     training = config.training
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    return kinds[training.optimizer](
+    optimizer: torch.optim.Optimizer = kinds[training.optimizer](
         model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay
     )
+    return optimizer
 
 
 def _live(run: RunFolder, parts: _Parts, progress: Progress | None) -> RunResult:
