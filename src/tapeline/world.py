@@ -22,25 +22,30 @@ class World:
         """Read RANK, WORLD_SIZE and LOCAL_RANK; alone where they are not set.
 
         Raises:
-            RunError: a value is not a number, or the rank is outside the world.
+            RunError: a value is not a whole number, or a rank is outside the world.
         """
-        try:
-            rank, size, local_rank = (
-                int(environment.get(name, default))
-                for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-            )
-        except ValueError as error:
-            raise RunError(
-                "RANK, WORLD_SIZE, LOCAL_RANK",
-                expected="whole numbers, as torchrun sets them",
-                found=str(error),
-                fix="Start the job with torchrun, or unset the three variables",
-            ) from None
-        if not 0 <= rank < size:
-            raise RunError(
-                "RANK",
-                expected=f"0 to {size - 1} in a world of {size}",
-                found=str(rank),
-                fix="Start the job with torchrun, or unset RANK and WORLD_SIZE",
-            )
-        return cls(rank, size, local_rank)
+        size = _whole(environment, "WORLD_SIZE", default=1)
+        if size < 1:
+            raise _wrong("WORLD_SIZE", "a whole number from 1", str(size))
+        ranks = {name: _whole(environment, name, default=0) for name in ("RANK", "LOCAL_RANK")}
+        for name, rank in ranks.items():
+            if not 0 <= rank < size:
+                raise _wrong(name, f"0 to {size - 1} in a world of {size}", str(rank))
+        return cls(ranks["RANK"], size, ranks["LOCAL_RANK"])
+
+
+def _whole(environment: Mapping[str, str], name: str, *, default: int) -> int:
+    text = environment.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise _wrong(name, "a whole number", repr(text)) from None
+
+
+def _wrong(name: str, expected: str, found: str) -> RunError:
+    return RunError(
+        f"environment variable {name}",
+        expected=expected,
+        found=found,
+        fix="Start the job with torchrun, or unset RANK, WORLD_SIZE and LOCAL_RANK",
+    )
