@@ -6,6 +6,7 @@ the other.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,10 @@ class Session:
         valid: bool `[rows]`; no window and no target may touch a row that is False. None: all are.
         origin: what was subtracted from every price column before the cast to float32, in price
             units. A float32 near 61,686 has a step of 0.0039; differences don't suffer from it.
+
+    Raises:
+        StoreError: shapes or dtypes that don't fit together, names that aren't distinct, times
+            that step back.
     """
 
     key: SessionKey
@@ -63,6 +68,13 @@ class Session:
                 expected="values of shape [rows, columns]",
                 found=f"{type(values).__name__} of shape {list(np.shape(values))}",
                 fix="Give a two-dimensional array, one row per instant",
+            )
+        if values.shape[1] == 0:
+            raise StoreError(
+                f"session {self.key}",
+                expected="at least one column",
+                found=f"shape {list(values.shape)}",
+                fix="Give an array with a column for each quantity",
             )
         if values.dtype.kind not in "fiub":
             raise StoreError(
@@ -83,11 +95,19 @@ class Session:
                 found=f"{len(columns)} names, {len(set(columns))} distinct",
                 fix="Give each column one name",
             )
+        if not math.isfinite(self.origin):
+            raise StoreError(
+                f"session {self.key}, origin",
+                expected="a finite price",
+                found=str(self.origin),
+                fix="Take the origin from a row whose price is known, or 0",
+            )
         self._check_beside("times", np.int64)
         self._check_beside("age_ns", np.int64)
         self._check_beside("valid", np.bool_)
-        if self.times is not None and np.any(np.diff(self.times) < 0):
-            row = int(np.argmax(np.diff(self.times) < 0)) + 1
+        # Compared, not subtracted: a difference of int64 can wrap.
+        if self.times is not None and (back := self.times[1:] < self.times[:-1]).any():
+            row = int(np.argmax(back)) + 1
             raise StoreError(
                 f"session {self.key}, row {row}",
                 expected="times that never step back",
@@ -100,16 +120,15 @@ class Session:
         if beside is None:
             return
         beside = np.asarray(beside)
-        if beside.dtype.type is not dtype or beside.shape != (len(self.values),):
+        native = beside.dtype.newbyteorder("=")
+        if native != np.dtype(dtype) or beside.shape != (len(self.values),):
             raise StoreError(
                 f"session {self.key}, {name}",
                 expected=f"{np.dtype(dtype)} of shape [{len(self.values)}]",
                 found=f"{beside.dtype} of shape {list(beside.shape)}",
-                fix="Give one entry per row; times never pass through floats",
+                fix="Give one entry of that type per row",
             )
-        object.__setattr__(
-            self, name, np.ascontiguousarray(beside, dtype=beside.dtype.newbyteorder("="))
-        )
+        object.__setattr__(self, name, np.ascontiguousarray(beside, dtype=native))
 
     def __len__(self) -> int:
         return len(self.values)
@@ -119,8 +138,20 @@ def as_session(value: Session | npt.ArrayLike, number: int) -> Session:
     """`value` itself if it is a session, else a plain 2-D array made into one.
 
     A plain array has no instrument, date or times: its key is `array-<number>`.
+
+    Raises:
+        StoreError: the array is not two-dimensional or not of numbers.
     """
     if isinstance(value, Session):
         return value
-    array: Any = np.asarray(value)
-    return Session(SessionKey(f"array-{number}"), array)
+    key = SessionKey(f"array-{number}")
+    try:
+        array: Any = np.asarray(value)
+    except ValueError:  # NumPy's word for rows of different lengths
+        raise StoreError(
+            f"session {key}",
+            expected="values of shape [rows, columns]",
+            found="rows of different lengths",
+            fix="Give a two-dimensional array, one row per instant",
+        ) from None
+    return Session(key, array)
