@@ -108,6 +108,16 @@ def test_an_evicted_order_stays_known_and_comes_back_by_a_change():
     assert book.asks.best is None
 
 
+def test_an_evicted_order_that_comes_back_where_it_was_is_new():
+    book = OrderBook()
+    book.place(b"ask", Order(False, 100, 5, placed_ns=0))
+    book.place(b"bid", Order(True, 101, 5, placed_ns=1))
+    book.evict_stale(9, 5)
+    book.place(b"ask", Order(False, 100, 5, placed_ns=9))
+    assert book.evict_stale(13, 5) == []
+    assert [order_id for order_id, _ in book.evict_stale(14, 5)] == [b"bid"]
+
+
 def test_a_changed_order_keeps_its_age_at_its_price_only():
     book = OrderBook()
     book.place(b"ask", Order(False, 100, 5, placed_ns=0))

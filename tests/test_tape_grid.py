@@ -176,6 +176,8 @@ def test_missing_levels_repeat_the_last_price_with_size_zero():
     assert session.origin == 100
     assert session.values[0].tolist() == [1, 0, 1, 2, 2, 0, 0, 2, 0]
     assert counts.rows_thin == 2
+    _, counts = put_on_grid([*BOTH, (0, b"bid2", (True, 99, 3))])
+    assert counts.rows_thin == 1, "one side is enough"
 
 
 def test_a_full_book_is_not_thin():
@@ -228,10 +230,11 @@ def test_orders_rest_overnight_but_rows_start_with_the_first_event():
 
 
 def test_a_session_that_holds_no_instant_is_counted():
-    events = [*BOTH, (DAY_NS + 1, b"x", None), (DAY_NS + 9, b"x", None)]
+    late = [(time_ns, b"x", None) for time_ns in (3, DAY_NS + 1, DAY_NS + 9)]
+    events = [*BOTH, *late]
     sessions, counts = put_on_grid(events)
     assert [session.key.date for session in sessions] == ["1970-01-01"]
-    assert (counts.sessions_without_rows, counts.events_after_last_row) == (1, 2)
+    assert (counts.sessions_without_rows, counts.events_after_last_row) == (1, 1 + 2)
 
 
 def test_events_that_no_row_shows_are_counted_session_by_session():

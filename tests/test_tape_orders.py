@@ -155,7 +155,7 @@ def test_gzip_small_blocks_and_other_column_orders_make_no_difference(tmp_path, 
     assert same(read(write(tmp_path, quoted[1:], quoted[0]))[0], expected)
 
     seen = []
-    monkeypatch.setattr(text, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 100)
     again, blocked = read(write(tmp_path, twin()), progress=lambda *done: seen.append(done))
     assert same(again, expected)
     assert blocked.counts == report.counts

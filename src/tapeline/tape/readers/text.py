@@ -174,14 +174,14 @@ class CsvBlocks:
 def exact_integers(column: pa.Array, decimals: int) -> tuple[npt.NDArray[Any], BoolArray]:
     """Decimal text times 10^`decimals`, exactly, and which of it is such a number.
 
-    The numbers are int64, or Python integers in an object array where one doesn't fit; 0 where
-    the text is no number or has more decimals.
+    The numbers are int64, or Python integers in an object array where one doesn't fit. They mean
+    nothing where the text is no number or has more decimals.
     """
     parsed = _decimals(column, pa.decimal128(38, decimals))
     readable = np.asarray(parsed.is_valid())
     # A decimal128 is a little-endian two's complement integer of 16 bytes.
     words = np.frombuffer(parsed.buffers()[1], "<i8").reshape(-1, 2)[parsed.offset :][: len(parsed)]
-    low, high = np.where(readable[:, None], words, 0).T
+    low, high = words.T
     if np.array_equal(high, low >> 63):
         return low, readable
     return (high.astype(object) << 64) + low.astype(np.uint64).astype(object), readable
