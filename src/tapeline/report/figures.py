@@ -1,0 +1,347 @@
+"""Figures: the budget of a step, losses over steps, a session's mid price.
+
+Covers: drawing what others measured, and writing it as SVG and PNG. Measures nothing.
+
+Figures are matplotlib `Figure` objects without pyplot, drawn under a style of our own, so neither
+a `matplotlib` configuration nor another figure changes them. Equal input gives equal bytes. The
+hues are those of Okabe and Ito (2008), which stay apart for colour-blind readers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import matplotlib.style
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+from tapeline.budget import Budget
+from tapeline.errors import TapeError
+from tapeline.files import atomic_write
+from tapeline.report.tables import format_count, format_ms, format_percent
+from tapeline.session import BoolArray, Int64Array
+
+# Each colour is a variable of the page, so that a figure inside one follows light and dark.
+_COLOURS = {
+    "ink": "#1f2328",
+    "muted": "#646b73",
+    "rule": "#d9dce0",
+    "series-1": "#0072b2",
+    "series-2": "#d55e00",
+    "series-3": "#009e73",
+    "series-4": "#e69f00",
+}
+_SERIES = [hue for name, hue in _COLOURS.items() if name.startswith("series")]
+_LOAD, _BATCH, _COMPUTE = _COLOURS["series-2"], _COLOURS["series-4"], _COLOURS["series-1"]
+_WIDTH_IN = 9.0
+_PNG_DPI = 160
+_LINE_CHARACTERS = 110  # of ordinary text that fit side by side
+_STYLE = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": _COLOURS["muted"],
+    "axes.grid": True,
+    "axes.labelcolor": _COLOURS["ink"],
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.formatter.useoffset": False,
+    "axes.xmargin": 0.01,
+    "date.converter": "concise",
+    "figure.constrained_layout.use": True,
+    "font.size": 10,
+    "grid.color": _COLOURS["rule"],
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "svg.fonttype": "path",  # a page must not depend on the reader's fonts
+    "svg.hashsalt": "tapeline",
+    "text.color": _COLOURS["ink"],
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "xtick.color": _COLOURS["muted"],
+    "ytick.color": _COLOURS["muted"],
+    "xtick.labelcolor": _COLOURS["ink"],
+    "ytick.labelcolor": _COLOURS["ink"],
+}
+
+Floats = npt.NDArray[np.float64]
+
+
+@contextlib.contextmanager
+def _styled() -> Iterator[None]:
+    with matplotlib.style.context(["default", _STYLE]):
+        yield
+
+
+def budget_figure(budget: Budget) -> Figure:
+    """Where a step's time goes, in ms per step: a bar of load, batch and compute for each case."""
+    with _styled():
+        rows = budget.rows
+        figure = Figure(figsize=(_WIDTH_IN, 1.6 + 0.42 * len(rows)))
+        axes = figure.subplots()
+        places = np.arange(len(rows))
+        left = np.zeros(len(rows))
+        for name, hue, values in (
+            ("load", _LOAD, [row.load_ms for row in rows]),
+            ("batch", _BATCH, [row.batch_ms for row in rows]),
+            ("compute", _COMPUTE, [row.compute_ms for row in rows]),
+        ):
+            axes.barh(places, values, 0.62, left=left, color=hue, label=name)
+            left += values
+        for place, total, row in zip(places, left, rows, strict=True):
+            note = f"{format_ms(total)}, data {format_percent(row.data_share)}"
+            axes.annotate(
+                note, (total, place), (6, 0), textcoords="offset points", va="center", fontsize=9
+            )
+        axes.set_yticks(places, [row.case for row in rows])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlim(0, 1.28 * max(left, default=1.0))  # room for the notes
+        axes.set_xlabel("time per step (ms)")
+        _legend_above(axes)
+        size = (
+            f"{format_count(budget.store_rows)} rows of {budget.columns} columns, batches of "
+            f"{budget.batch} windows of {budget.T} rows, medians of {budget.repetitions} "
+            "repetitions"
+        )
+        _caption(figure, f"{size}\n{budget.machine}")
+    return figure
+
+
+def precision_figure(float32: Sequence[float], bfloat16: Sequence[float]) -> Figure:
+    """The same steps in two precisions: both losses, and bfloat16's minus float32's below.
+
+    Args:
+        float32, bfloat16: the loss of each step, equally many.
+    """
+    with _styled():
+        figure = Figure(figsize=(_WIDTH_IN, 5.4))
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2.2, 1])
+        for name, hue, losses in (
+            ("float32", _SERIES[0], np.asarray(float32)),
+            ("bfloat16", _SERIES[1], np.asarray(bfloat16)),
+        ):
+            _curve(above, losses, hue, name, dashed=name == "bfloat16")
+        _loss_axis(above, [float32, bfloat16])
+        below.axhline(0, color=_COLOURS["muted"], linewidth=0.8)
+        _curve(below, np.subtract(bfloat16, float32), _SERIES[2], "difference")
+        below.set_ylabel("bfloat16 − float32\n(target units²)")
+        _step_axis(below, [float32])
+        _legend_above(above)
+    return figure
+
+
+def loss_figure(
+    curves: Mapping[str, Sequence[float]],
+    marks: Sequence[tuple[int, str]] = (),
+    validation: Mapping[int, float] | None = None,
+    predict_zero: float | None = None,
+) -> Figure:
+    """The loss over the steps of a run, or of runs that should be equal.
+
+    Args:
+        curves: name to the loss of each step, the first step being 1. Later curves are dashed, so
+            that one hidden under another is still seen.
+        marks: steps after which something happened, and what ("killed", "resumed").
+        validation: step to the mean squared error out of sample.
+        predict_zero: the out-of-sample error of predicting no change.
+    """
+    with _styled():
+        figure = Figure(figsize=(_WIDTH_IN, 4.2))
+        axes = figure.subplots()
+        for number, (name, losses) in enumerate(curves.items()):
+            hue = _SERIES[number % len(_SERIES)]
+            _curve(axes, np.asarray(losses), hue, name, dashed=number > 0)
+        shown = [list(losses) for losses in curves.values()]
+        if validation:
+            steps = sorted(validation)
+            errors = [validation[step] for step in steps]
+            shown.append(errors)
+            axes.plot(steps, errors, "o-", color=_SERIES[2], markersize=6, label="validation")
+        if predict_zero is not None:
+            shown.append([predict_zero])
+            axes.axhline(
+                predict_zero, color=_COLOURS["ink"], linestyle=":", label="predicting zero"
+            )
+        _loss_axis(axes, shown)
+        _step_axis(axes, curves.values())
+        _marks(axes, marks)
+        _legend_above(axes)
+    return figure
+
+
+def tape_figure(
+    times_ns: Int64Array, mid: npt.NDArray[np.floating], valid: BoolArray, unit: str = "price units"
+) -> Figure:
+    """The mid price of a session over time; rows that no window may touch are marked.
+
+    Args:
+        times_ns: int64 `[rows]`, nanoseconds UTC.
+        mid: `[rows]`, in `unit`, the origin added.
+        valid: bool `[rows]`; False for a row that no window may touch.
+        unit: what a price is in, such as "USD".
+
+    Raises:
+        TapeError: there are no rows.
+    """
+    if not len(times_ns):
+        raise TapeError(
+            "figure of a session",
+            expected="at least one row",
+            found="none",
+            fix="Draw a session that has rows",
+        )
+    with _styled():
+        figure = Figure(figsize=(_WIDTH_IN, 3.6))
+        axes = figure.subplots()
+        times = times_ns.astype("datetime64[ns]")
+        axes.plot(times, mid, color=_SERIES[0], linewidth=1.1, label="mid price")
+        if not valid.all():
+            axes.broken_barh(
+                _runs(times, ~valid),  # type: ignore[arg-type]  # times are converted
+                (0, 0.045),
+                transform=axes.get_xaxis_transform(),
+                color=_SERIES[1],
+                linewidth=0.8,  # one row of thousands is thinner than a dot
+                label=f"{format_count(int((~valid).sum()))} rows that no window touches",
+            )
+        start = str(times[0].astype("datetime64[s]")).replace("T", " ")
+        axes.set_xlabel(f"time (UTC), from {start}")
+        axes.xaxis.get_offset_text().set_visible(False)  # the label gives the date
+        axes.set_ylabel(f"mid price ({unit})")
+        axes.margins(y=0.1)  # keeps the price off the marks below it
+        axes.yaxis.set_major_formatter(_plain)
+        _legend_above(axes)
+    return figure
+
+
+def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
+    """Write `stem`.svg and `stem`.png, each whole or not at all, on white; returns both paths."""
+    svg_path, png_path = (stem.with_name(stem.name + end) for end in (".svg", ".png"))
+    atomic_write(svg_path, _render(figure, "svg"))
+    atomic_write(png_path, _render(figure, "png"))
+    return svg_path, png_path
+
+
+def svg(figure: Figure, prefix: str) -> str:
+    """The figure as an `<svg>` element for a page: no ground, colours from the page's variables.
+
+    Args:
+        figure: what to draw.
+        prefix: goes before every id, which must be unique on the page.
+    """
+    text = _render(figure, "svg", transparent=True).decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    for name, hue in _COLOURS.items():
+        text = text.replace(hue, f"var(--{name}, {hue})")
+    return text
+
+
+def _render(figure: Figure, kind: str, *, transparent: bool = False) -> bytes:
+    unsaid = ("Creator", "Date", "Format", "Type") if kind == "svg" else ("Software",)
+    out = io.BytesIO()
+    with _styled():
+        figure.savefig(
+            out,
+            format=kind,
+            dpi=_PNG_DPI,
+            transparent=transparent,
+            metadata=dict.fromkeys(unsaid),
+        )
+    return out.getvalue()
+
+
+def _curve(axes: Axes, losses: Floats, hue: str, name: str, *, dashed: bool = False) -> None:
+    """A noisy curve: every value faint, the mean of the steps just before strong."""
+    steps = np.arange(1, len(losses) + 1)
+    width = _smoothing(losses)
+    axes.plot(steps, losses, color=hue, linewidth=0.8, alpha=0.3)
+    if len(losses):
+        means = np.lib.stride_tricks.sliding_window_view(losses, width).mean(axis=1)
+        style = (0, (4, 2.5)) if dashed else "-"
+        axes.plot(steps[width - 1 :], means, color=hue, linestyle=style, label=name)
+
+
+def _loss_axis(axes: Axes, shown: Sequence[Sequence[float]]) -> None:
+    values = np.concatenate([np.zeros(0), *(np.asarray(part, dtype=float) for part in shown)])
+    finite = values[np.isfinite(values)]
+    if len(finite) and finite.min() > 0 and finite.max() > 20 * finite.min():
+        axes.set_yscale("log")
+        few = finite.max() < 500 * finite.min()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(_plain)
+    axes.set_ylabel("mean squared error\n(target units²)")
+
+
+def _plain(value: float, _place: float) -> str:
+    return f"{value:,.10g}"
+
+
+def _smoothing(losses: Floats | Sequence[float]) -> int:
+    return max(1, len(losses) // 20)
+
+
+def _step_axis(axes: Axes, curves: Iterable[Sequence[float]]) -> None:
+    widths = {_smoothing(losses) for losses in curves}
+    means = " and ".join(str(width) for width in sorted(widths) if width > 1)
+    axes.set_xlabel(f"step (faint: each; strong: mean of the last {means})" if means else "step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _marks(axes: Axes, marks: Sequence[tuple[int, str]]) -> None:
+    """A line at each marked step; what happens at one step shares one line and label."""
+    at_step: dict[int, list[str]] = {}
+    for step, what in marks:
+        at_step.setdefault(step, []).append(what)
+    first, last = axes.get_xlim()
+    following = [*sorted(at_step)[1:], np.inf]
+    for number, (step, happened) in enumerate(sorted(at_step.items())):
+        axes.axvline(step, color=_COLOURS["ink"], linewidth=1, linestyle=(0, (2, 2)))
+        place = (step - first) / (last - first)
+        crowded = following[number] - step < 0.3 * (last - first)
+        left = place > 0.7 or (place > 0.3 and crowded)
+        axes.annotate(
+            f"{', '.join(happened)} at {format_count(step)}",
+            (step, 1),
+            (-4 if left else 4, -4 - 13 * (number % 3)),  # neighbours don't share a line
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            va="top",
+            ha="right" if left else "left",
+            fontsize=9,
+        )
+
+
+def _runs(
+    times: npt.NDArray[np.datetime64], chosen: BoolArray
+) -> list[tuple[np.datetime64, np.timedelta64]]:
+    """Start and width of each run of chosen rows; a row lasts until the next one."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]])))
+    ends = np.append(times[1:], times[-1])
+    return [(times[start], ends[stop - 1] - times[start]) for start, stop in edges.reshape(-1, 2)]
+
+
+def _legend_above(axes: Axes) -> None:
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        fitting = _LINE_CHARACTERS // (max(map(len, labels)) + 8)  # 8: the key and the gap
+        ncols = max(1, min(4, fitting))
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=ncols, borderaxespad=0.2)
+
+
+def _caption(figure: Figure, text: str) -> None:
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, 130)]
+    figure.supxlabel(
+        "\n".join(lines), fontsize=8, color=_COLOURS["muted"], x=0.01, ha="left", linespacing=1.5
+    )
