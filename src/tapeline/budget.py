@@ -23,7 +23,7 @@ from tapeline.session import Float32Array
 from tapeline.store import FORMATS, Shards, write_shards
 from tapeline.train import TrainStep
 from tapeline.train.models import perceptron
-from tapeline.windows import BatchSource, WindowSampler, make_batch
+from tapeline.windows import BatchSource, WindowIndex, WindowSampler, make_batch
 
 Batch = tuple[Float32Array, Float32Array]
 
@@ -141,6 +141,7 @@ def measure_budget(
     horizon: int = 10,
     batch: int = 256,
     repetitions: int = 50,
+    threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Budget:
     """Measure the budget on a store that is there in all three formats (see `all_formats`).
@@ -149,11 +150,13 @@ def measure_budget(
         root: the store's folder.
         T, horizon, batch: the shape of an example and of a batch.
         repetitions: of each batch and step; loading is repeated a tenth as often, at least 3 times.
+        threads: of torch; one by default, since on busy cores more take longer, not less.
         progress: called with the repetitions done and in all.
     """
+    torch.set_num_threads(threads)
     opened = {fmt: Shards(root, fmt) for fmt in FORMATS}
     mapped = opened["mmap"]
-    sampler = WindowSampler(mapped.lengths, T, horizon, batch)
+    sampler = WindowSampler(WindowIndex(mapped, T, horizon), batch=batch)
     source = BatchSource(mapped, T, horizon)
     out = source.empty(batch)
     starts_of = mapped.offsets[:-1]

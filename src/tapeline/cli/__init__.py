@@ -1,1 +1,53 @@
-"""TODO"""
+"""The command line: each verb parses, calls one function, and prints.
+
+Standard output carries data, standard error carries talk. Exit 0 fine, 1 finding, 2 wrong use or
+bad input. Heavy imports stand inside the verbs, so that `tapeline --help` needs neither torch nor
+NumPy.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from tapeline.cli.bench import bench
+from tapeline.cli.ingest import ingest
+from tapeline.cli.store import app as store
+from tapeline.cli.tours import demo, tutorial
+from tapeline.cli.train import resume, train
+from tapeline.errors import TapelineError
+
+app = typer.Typer(
+    name="tapeline",
+    help="Train sequence models on market tick data: know where every second went, never lose a "
+    "step.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("ingest")(ingest)
+app.add_typer(store, name="store")
+app.command("bench")(bench)
+app.command("train")(train)
+app.command("resume")(resume)
+app.command("tutorial")(tutorial)
+app.command("demo")(demo)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one sentence and exit code 2."""
+    sys.path.insert(0, str(Path.cwd()))  # so that `model.factory` finds a module that lies here
+    try:
+        app()
+    except TapelineError as error:
+        _fail(str(error))
+    except OSError as error:
+        where = error.filename or "the operating system"
+        _fail(f"{where}: {error.strerror or error}. Check the path, its permissions and the disk.")
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"tapeline: {message}", err=True)
+    raise SystemExit(2)

@@ -1,0 +1,41 @@
+"""What all verbs share: talk on standard error, data on standard output, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a key, such as training.steps=500; may be repeated."),
+]
+
+
+def say(message: str) -> None:
+    """Tell the person something, on standard error."""
+    typer.echo(message, err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on standard output."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+@contextlib.contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function of (done, total) that draws a bar; silent where nobody watches."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -1,0 +1,69 @@
+"""`tapeline train` and `tapeline resume`: a run from its configuration, and on from its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tapeline.cli.output import Json, Set, print_json, progress_bar, say
+
+if TYPE_CHECKING:
+    from tapeline.run import RunResult
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A TOML file; see examples/reference.toml.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; default: runs/ and the run's name.")
+    ] = None,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Train a new run.
+
+    Example: tapeline train examples/reference.toml --set training.steps=500
+    """
+    from tapeline.config import RunConfig
+
+    settings = RunConfig.load(config, overrides or [])
+
+    from tapeline.run import start
+
+    with progress_bar("Training") as progress:
+        result = start(settings, out or Path("runs") / settings.name, progress=progress)
+    _print(result, as_json)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run that was killed, from its newest checkpoint that verifies.
+
+    Example: tapeline resume runs/reference
+    """
+    from tapeline.run import resume as resume_run
+
+    with progress_bar("Training") as progress:
+        result = resume_run(run, overrides or [], progress=progress)
+    _print(result, as_json)
+
+
+def _print(result: RunResult, as_json: bool) -> None:
+    for skipped in result.skipped:
+        say(f"passed over {skipped.path}: {skipped.reason}")
+    if as_json:
+        print_json(result.as_dict())
+        return
+    begun = f" (this time from step {result.from_step:,})" if result.from_step else ""
+    say(f"{result.folder}: {result.steps:,} steps done{begun}, state {result.state_sha256[:16]}")
+    figures = result.as_dict()
+    say(f"loss, mean of the last 50 steps: {figures['loss_last_50']:.6g}")
+    if validation := result.validation:
+        say(
+            f"validation on {validation['windows']:,} windows: {validation['mse']:.6g}, predicting "
+            f"no change: {validation['mse_zero']:.6g}, skill {validation['skill']:+.1%}"
+        )
