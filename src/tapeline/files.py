@@ -14,11 +14,13 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import xxhash
+
+from tapeline.errors import RunError
 
 ASIDE = ".aside-"  # marks what is still being written; never a part of anything whole
 _CHUNK_BYTES = 1 << 20
@@ -70,13 +72,13 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     Raises:
         FileExistsError: `path` exists and is not empty, and `replace` is off.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
     if occupied and not replace:
         raise FileExistsError(str(path))
-    temporary = aside(path)
-    temporary.mkdir()
+    missing = [folder for folder in path.parents if not folder.exists()]
+    temporary, old = aside(path), aside(path)
     try:
+        temporary.mkdir(parents=True)
         yield temporary
         for file in sorted(temporary.rglob("*")):
             descriptor = os.open(file, os.O_RDONLY)
@@ -85,16 +87,25 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
             finally:
                 os.close(descriptor)
         fsync_folder(temporary)
+        if occupied:
+            path.rename(old)
+        temporary.rename(path)
+        for folder in [path, *missing]:
+            fsync_folder(folder.parent)
     except BaseException:
+        if old.exists():  # give back what was there
+            if path.exists():
+                path.rename(temporary)
+            old.rename(path)
         shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # one that is no longer empty belongs to someone else
+            for folder in missing:
+                folder.rmdir()
         raise
-    old = aside(path)
-    if occupied:
-        path.rename(old)
-    temporary.rename(path)
-    fsync_folder(path.parent)
-    if occupied:
+    if old.is_dir():
         shutil.rmtree(old, ignore_errors=True)
+    else:
+        old.unlink(missing_ok=True)
 
 
 def canonical_json(value: Any) -> str:
@@ -137,6 +148,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+        fsync_folder(path.parent)  # a synced record is lost if the name of its file is
         self._stream = path.open("r+b")
         _cut_torn_tail(self._stream)
         self._stream.seek(0, os.SEEK_END)
@@ -157,8 +169,10 @@ class Journal:
 
     def close(self) -> None:
         """Sync and close."""
-        self.sync()
-        self._stream.close()
+        try:
+            self.sync()
+        finally:
+            self._stream.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -168,8 +182,22 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """All whole records of a journal; a torn last line is left out, a missing file is empty."""
+    """All whole records of a journal; a torn last line is left out, a missing file is empty.
+
+    Raises:
+        RunError: a whole line is not JSON: no crash leaves that behind.
+    """
     if not path.exists():
         return []
-    lines: Iterable[bytes] = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines if line.strip()]
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            raise RunError(
+                f"{path}, line {number}",
+                expected="a record in JSON",
+                found=repr(line[:40].decode(errors="replace")),
+                fix="Restore the file from a copy, or delete that line",
+            ) from None
+    return records
