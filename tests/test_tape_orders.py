@@ -77,8 +77,8 @@ def twin() -> list[str]:
         line("stale", 9_100, "78319.0", "0.7", "deleted", "ask"),
         # A delete before its create, and one whose create comes too late to be its own.
         line("swapped", 10_000, "78319.0", "0.4", "deleted", "bid"),
+        line("reused", 10_100, "78319.0", "0.4", "deleted", "bid"),
         line("swapped", 10_200, "78319.0", "0.4", "created", "bid"),
-        line("reused", 10_300, "78319.0", "0.4", "deleted", "bid"),
         line("reused", 30_000, "78319.0", "0.4", "created", "bid"),
         line("unknown", 31_000, "78319.0", "0.6", "changed", "bid"),
         line("bid0", 32_000, "78317.0", "0.9", "created", "bid"),

@@ -105,36 +105,41 @@ def read_orders(
         TapeError: the file can't be read as what it claims to be, or gives no valid row.
     """
     path = Path(path)
+    counts = Counts()
     parser = _Parser(path, time_unit, _tick_units(tick))
     blocks = CsvBlocks(path, COLUMNS, progress)
-    counts = Counts()
     replay = _Replay(instrument, counts, step_ns, depth, stale_cross_s, hold_s, cut)
     for num_before, batch in blocks:
         events, unreadable_rows = parser.parse(batch)
         counts.lines_read += len(events.ids)
         blocks.leave_out(batch, num_before, unreadable_rows)
         replay.apply(events)
-    unreadable = blocks.unreadable
-    counts.lines_unreadable = unreadable.num
-    counts.lines_read += unreadable.num
-    unreadable.check(path, counts.lines_read, max_unreadable_share)
+    counts.lines_unreadable = blocks.unreadable.num
+    counts.lines_read += blocks.unreadable.num
+    blocks.unreadable.check(path, counts.lines_read, max_unreadable_share)
     sessions = replay.grid.finish()
-    if not any(session.valid is not None and session.valid.any() for session in sessions):
+    return sessions, _report(blocks, parser, replay, counts, sessions)
+
+
+def _report(
+    blocks: CsvBlocks, parser: _Parser, replay: _Replay, counts: Counts, sessions: list[Session]
+) -> TapeReport:
+    if counts.rows == counts.rows_marked:
         raise TapeError(
-            path,
+            blocks.path,
             expected="a book with both sides at one instant of the grid or more",
             found=f"{counts.lines_read:,} lines and {counts.rows:,} rows, none of them valid",
             fix="Check the file, or lower step_ns",
         )
-    return sessions, TapeReport(
-        source=str(path),
+    return TapeReport(
+        source=str(blocks.path),
         time_unit=parser.time_unit or "",
         tick=parser.tick,
         first_ns=replay.first_ns,
         last_ns=replay.now_ns,
         num_sessions=len(sessions),
         counts=counts,
-        first_unreadable=f"line {unreadable.line}: {unreadable.text}" if unreadable.num else None,
+        first_unreadable=blocks.unreadable.first,
         evicted=tuple(replay.evicted),
     )
 

@@ -43,6 +43,11 @@ class Unreadable:
             self.text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
         self.num += num
 
+    @property
+    def first(self) -> str | None:
+        """Where the first one is, and what it says."""
+        return f"line {self.line}: {self.text}" if self.num else None
+
     def check(self, path: Path, num_lines: int, max_share: float) -> None:
         """Refuse a file of `num_lines` data lines if more than `max_share` was left out."""
         if self.num > max_share * num_lines:
