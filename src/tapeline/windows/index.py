@@ -7,6 +7,7 @@ exists: shuffling first and splitting afterwards would leak.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,7 @@ class WindowIndex:
             for number, entry in enumerate(shards.index.sessions)
             for start, stop in _gaps(entry.invalid, entry.rows)
         ]
-        self._build(runs, T, horizon)
+        self._build(runs, len(shards), T, horizon)
 
     @classmethod
     def from_lengths(
@@ -54,28 +55,25 @@ class WindowIndex:
             raise WindowError(
                 "lengths",
                 expected="one non-negative whole number of rows per session",
-                found=f"{rows.dtype} of shape {list(rows.shape)}",
+                found=f"{rows.dtype} of shape {list(rows.shape)}, {_short(lengths)}",
                 fix="Pass `Shards.lengths`, or a list of whole numbers",
             )
         index = cls.__new__(cls)
-        index._build([(s, 0, int(n)) for s, n in enumerate(rows)], T, horizon)
+        index._build([(s, 0, int(n)) for s, n in enumerate(rows)], len(rows), T, horizon)
         return index
 
-    def _build(self, runs: list[tuple[int, int, int]], T: int, horizon: int) -> None:
-        for name, value in (("T", T), ("horizon", horizon)):
-            if value < 1:
-                raise WindowError(
-                    name, expected="at least 1", found=str(value), fix=f"Choose a larger {name}"
-                )
-        self.T, self.horizon = int(T), int(horizon)
-        blocks = [(s, a, b - a - T - horizon + 1) for s, a, b in runs]
+    def _build(
+        self, runs: list[tuple[int, int, int]], num_sessions: int, T: int, horizon: int
+    ) -> None:
+        self.T, self.horizon = whole("T", T), whole("horizon", horizon)
+        blocks = [(s, a, b - a - self.span + 1) for s, a, b in runs]
         self._set([block for block in blocks if block[2] > 0])
         if not self.num_windows:
             longest = max((b - a for _, a, b in runs), default=0)
             raise WindowError(
                 f"windows of {T} rows with a target {horizon} later",
                 expected=f"a session with at least {T + horizon} valid rows in sequence",
-                found=f"{longest} in the longest of {len({s for s, _, _ in runs})}",
+                found=f"{longest} in the longest of {num_sessions}",
                 fix="Shorten T or horizon, or give longer sessions",
             )
 
@@ -176,6 +174,37 @@ class WindowIndex:
         index._set(blocks)
         return index
 
+    def check_within(self, shards: Shards) -> None:
+        """Raise unless each of these windows, target included, is valid rows of one session.
+
+        An index made from lengths alone knows nothing of rows that are marked invalid.
+
+        Raises:
+            WindowError: a window isn't there; names the first.
+        """
+        there = WindowIndex(shards, self.T, self.horizon)
+        width = 1 + max(int(there.firsts.max()), int(self.firsts.max()))
+        block = (
+            np.searchsorted(
+                there.sessions * width + there.firsts,
+                self.sessions * width + self.firsts,
+                side="right",
+            )
+            - 1
+        )
+        last = there.firsts[block] + there.counts[block]
+        wrong = (block < 0) | (there.sessions[block] != self.sessions)
+        wrong |= self.firsts + self.counts > last
+        if wrong.any():
+            b = int(np.argmax(wrong))
+            raise WindowError(
+                f"windows of session {self.sessions[b]}",
+                expected=f"{self.span} valid rows of the store for each",
+                found=f"starts {self.firsts[b]} to {self.firsts[b] + self.counts[b] - 1}, "
+                "some outside the session or on rows marked invalid",
+                fix="Make the sampler from `WindowIndex(shards, T, horizon)` of this store",
+            )
+
     def fingerprint(self) -> str:
         """Which windows these are: xxh3-64 over T, horizon and all blocks."""
         digest = xxhash.xxh3_64(np.array([self.T, self.horizon], "<i8").data)
@@ -184,14 +213,31 @@ class WindowIndex:
         return digest.hexdigest()
 
 
+def whole(name: str, value: int, least: int = 1) -> int:
+    """`value` as an int, if it is a whole number of at least `least`."""
+    if not isinstance(value, Integral) or value < least:
+        raise WindowError(
+            name,
+            expected=f"a whole number, {least} or more",
+            found=str(value),
+            fix=f"Choose another {name}",
+        )
+    return int(value)
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def _gaps(taken: list[tuple[int, int]], rows: int) -> Iterator[tuple[int, int]]:
-    """The ranges of 0…rows that `taken` leaves; the whole if it is empty, even with no rows."""
+    """The ranges of 0…rows that `taken` leaves."""
     edge = 0
     for start, stop in taken:
         if start > edge:
             yield edge, start
         edge = stop
-    if edge < rows or not taken:
+    if edge < rows:
         yield edge, rows
 
 

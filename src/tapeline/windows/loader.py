@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from tapeline.errors import WindowError
 from tapeline.session import Float32Array
 from tapeline.windows.batch import BatchSource
+from tapeline.windows.index import whole
 from tapeline.windows.prefetch import Prefetcher
 from tapeline.windows.sampler import WindowSampler
 
@@ -26,20 +27,15 @@ class Loader:
         depth: batches gathered ahead in a background thread; 0 gathers when asked, same bits.
 
     Raises:
-        WindowError: `depth` is negative; while iterating: the sampler was moved by someone else.
+        WindowError: `depth` is negative, or the sampler's windows aren't the source's; while
+            iterating: the sampler was moved by someone else.
     """
 
     def __init__(self, source: BatchSource, sampler: WindowSampler, depth: int = 2) -> None:
-        if depth < 0:
-            raise WindowError(
-                "prefetch depth",
-                expected="0 or more",
-                found=str(depth),
-                fix="Take 2, or 0 for none",
-            )
+        source.check(sampler.index)
         self.source = source
         self.sampler = sampler
-        self.depth = depth
+        self.depth = whole("prefetch depth", depth, 0)
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the sampler's position on; the thread ends with the iterator."""
@@ -60,12 +56,13 @@ class Loader:
             prefetcher.close()
 
     def _deliver(self, batches: Iterator[Batch], position: int) -> Iterator[Batch]:
+        seed = self.sampler.seed
         for batch in batches:
-            if self.sampler.position != position:
+            if (self.sampler.position, self.sampler.seed) != (position, seed):
                 raise WindowError(
                     "loader",
-                    expected=f"its sampler at position {position:,}",
-                    found=f"position {self.sampler.position:,}",
+                    expected=f"its sampler at position {position:,} of seed {seed}",
+                    found=f"position {self.sampler.position:,} of seed {self.sampler.seed}",
                     fix="Set the sampler's state before iterating, and give each loader its own",
                 )
             position = self.sampler.advance()

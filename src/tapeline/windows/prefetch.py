@@ -57,10 +57,12 @@ class Prefetcher(Generic[Slot]):
 
     def _wait(self) -> Slot:
         while True:
+            # Asked before waiting: what a thread puts down just before it ends is found first.
+            alive = self._thread.is_alive()
             try:
                 slot = self._ready.get(timeout=_CHECK_S)
             except queue.Empty:
-                if not self._thread.is_alive():
+                if not alive:
                     raise RuntimeError(
                         "the prefetch thread ended without a word; set prefetch depth 0 to see why"
                     ) from None

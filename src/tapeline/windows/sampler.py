@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tapeline.errors import WindowError
 from tapeline.session import Int64Array
 from tapeline.windows import order
-from tapeline.windows.index import WindowIndex
+from tapeline.windows.index import WindowIndex, whole
 
 
 class WindowSampler:
@@ -40,16 +40,12 @@ class WindowSampler:
         batch: int = 256,
         seed: int = 0,
     ) -> None:
-        if batch < 1:
-            raise WindowError(
-                "batch", expected="at least 1", found=str(batch), fix="Choose a larger batch"
-            )
         self.index = (
             lengths
             if isinstance(lengths, WindowIndex)
             else WindowIndex.from_lengths(lengths, T, horizon)
         )
-        self.batch = int(batch)
+        self.batch = whole("batch", batch)
         self.seed = int(seed)
         self._position = 0  # windows delivered since the start of epoch 0
 
@@ -103,16 +99,24 @@ class WindowSampler:
             for name, value in self._identity().items()
             if state.get(name) != value
         }
-        if differing or not {"position", "seed"} <= set(state):
+        if differing:
             saved = ", ".join(f"{name} {old}" for name, (old, _) in differing.items())
             ours = ", ".join(f"{name} {new}" for name, (_, new) in differing.items())
             raise WindowError(
                 "sampler state",
-                expected=f"one of this sampler's windows ({ours or 'with position and seed'})",
-                found=saved or "no position or no seed",
+                expected=f"one of this sampler's windows ({ours})",
+                found=saved,
                 fix="Resume with the data, T, horizon and batch of the saved run, or start anew",
             )
-        self._position, self.seed = int(state["position"]), int(state["seed"])
+        position, seed = state.get("position"), state.get("seed")
+        if not isinstance(position, int) or not isinstance(seed, int) or position < 0:
+            raise WindowError(
+                "sampler state",
+                expected="a whole position, 0 or more, and a whole seed",
+                found=f"position {position}, seed {seed}",
+                fix="Pass what `WindowSampler.state()` returned",
+            )
+        self._position, self.seed = position, seed
 
     def _identity(self) -> dict[str, Any]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,12 @@ class Normaliser:
 
         Two passes in float64: float32 sums are wrong from about 2^25 rows on, and the one-pass
         formula cancels where the mean is large against the deviation.
+
+        Raises:
+            WindowError: the index is of another store, or a column's range is too wide or too
+                narrow to be scaled in float32.
         """
+        index.check_within(shards)
         num = sum(stop - start for _, start, stop in index.input_ranges())
         total = np.zeros(shards.mm.shape[1])
         for rows in _chunks(shards, index):
@@ -51,6 +57,16 @@ class Normaliser:
             low, high = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
         # Rounding may leave a constant column a deviation of 1e-17; its range is exactly 0.
         std = np.where(low == high, 0.0, np.sqrt(squares / num))
+        limit = float(np.finfo(np.float32).max)
+        wrong = (high - low > limit) | ((std > 0) & (std < 1 / limit))
+        if wrong.any():
+            column = int(np.argmax(wrong))
+            raise WindowError(
+                f"column {shards.columns[column]}",
+                expected="values that differ by 0, or by what float32 can divide by",
+                found=f"{low[column]:g} to {high[column]:g}",
+                fix="Give the column another unit, or leave it out",
+            )
         return cls(mean, std, num)
 
     def factors(self) -> tuple[Float32Array, Float32Array]:
@@ -93,7 +109,7 @@ class Normaliser:
         )
 
 
-def _chunks(shards: Shards, index: WindowIndex) -> Any:
+def _chunks(shards: Shards, index: WindowIndex) -> Iterator[Float32Array]:
     """The training rows, a bounded number at a time."""
     for session, start, stop in index.input_ranges():
         values = shards.values(session)
