@@ -54,7 +54,7 @@ class ModelConfig(_Section):
     def _is_reference(cls, value: str) -> str:
         module, colon, name = value.partition(":")
         if not (module and colon and name):
-            raise ValueError("should be written `package.module:callable`")
+            raise ValueError("should be a reference such as `package.module:callable`")
         return value
 
     @field_validator("arguments")
@@ -118,7 +118,7 @@ class RunConfig(_Section):
     @classmethod
     def _is_folder_name(cls, value: str) -> str:
         if not value or value.startswith(".") or "/" in value or "\\" in value:
-            raise ValueError("should be usable as the name of a folder")
+            raise ValueError("should be a name that a folder can have")
         return value
 
     def resolved(self) -> dict[str, Any]:
@@ -263,6 +263,8 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> Con
     wanted = wanted.removeprefix("Input should be ").removeprefix("should be ")
     if kind == "model_type":
         wanted = "a section"
+    elif kind.startswith(("greater_than", "less_than")):
+        wanted = f"a number {wanted}"
     return ConfigError(
         f"{where}, key `{key}`",
         expected=wanted,
