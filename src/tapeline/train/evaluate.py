@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from tapeline.errors import TrainingError
+from tapeline.train.step import predict
 from tapeline.windows import BatchSource, WindowIndex
 
 
@@ -38,21 +40,33 @@ class Evaluation:
 def evaluate(
     model: nn.Module, source: BatchSource, index: WindowIndex, batch: int = 1024
 ) -> Evaluation:
-    """Evaluate a model, in evaluation mode and without gradients; its mode is put back after.
+    """Evaluate a model, in evaluation mode and without gradients; each part's mode is put back.
 
     Sums are in float64. The last batch is shorter: nothing is dropped, nothing counted twice.
+
+    Raises:
+        WindowError: the windows aren't the source's.
+        TrainingError: `batch` below 1, or the model's output is neither `[n]` nor `[n, 1]`.
     """
+    if batch < 1:
+        raise TrainingError(
+            "batch", expected="at least 1", found=str(batch), fix="Take 1,024, or what memory holds"
+        )
+    source.check(index)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    was_training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     squares = zeros = 0.0
-    with torch.no_grad():
-        for start in range(0, index.num_windows, batch):
-            windows = np.arange(start, min(start + batch, index.num_windows))
-            x, y = source.batch(*index.locate(windows))
-            prediction = model(torch.from_numpy(x).to(device)).float().reshape(-1).cpu().double()
-            target = torch.from_numpy(y).double()
-            squares += float((prediction - target).square().sum())
-            zeros += float(target.square().sum())
-    model.train(was_training)
+    try:
+        with torch.no_grad():
+            for start in range(0, index.num_windows, batch):
+                windows = np.arange(start, min(start + batch, index.num_windows))
+                x, y = source.batch(*index.locate(windows))
+                prediction = predict(model, torch.from_numpy(x).to(device)).cpu().double()
+                target = torch.from_numpy(y).double()
+                squares += float((prediction - target).square().sum())
+                zeros += float(target.square().sum())
+    finally:
+        for module in training:  # not `model.train()`: a part that was frozen stays so
+            module.training = True
     return Evaluation(index.num_windows, squares / index.num_windows, zeros / index.num_windows)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tapeline.errors import TrainingError
 from tapeline.store import Shards
-from tapeline.train.step import TrainStep
+from tapeline.train.step import TrainStep, check_trainable
 from tapeline.windows import BatchSource, Loader, Normaliser, WindowSampler
 
 Hook = Callable[[int, Tensor], None]
@@ -27,7 +27,8 @@ def loop(
 
     Args:
         step: does one step.
-        batches: x `[batch, inputs]` and y `[batch]`, float32, at least `last − first` of them.
+        batches: x `[batch, inputs]` and y `[batch]`, float32, at least `last − first` of them. An
+            iterator is left where the steps end, for the caller to go on with.
         first, last: numbers of steps; they key the draws and the schedule.
         hooks: called after each step, in order, with the number of steps done and the loss.
 
@@ -47,7 +48,8 @@ def loop(
             for hook in hooks:
                 hook(number + 1, loss)
     finally:
-        if isinstance(source, Generator):  # a loader's: ends its thread now, not at collection
+        # A loader's iterator was made here: end its thread now, not at collection.
+        if isinstance(source, Generator) and source is not batches:
             source.close()
     if len(losses) < last - first:
         raise TrainingError(
@@ -97,9 +99,11 @@ def train(
         The loss of each step.
 
     Raises:
-        TrainingError: `accumulate` doesn't divide the batch, or the model's output has another
-            shape.
+        TrainingError: `accumulate` doesn't divide the batch, the model's output has another shape,
+            or the model has no parameters in float32.
+        WindowError: the sampler's windows aren't `shards`', or of another T or horizon.
     """
+    check_trainable(model)  # first, since Adam refuses an empty list in words of its own
     optimizer = torch.optim.Adam(model.parameters(), lr=lr) if opt is None else opt
     step = TrainStep(model, optimizer, accumulate=accumulate, bf16=bf16, seed=sampler.seed)
     loader = Loader(BatchSource(shards, T, horizon, target_col, scale), sampler)

@@ -24,7 +24,8 @@ def data_parallel_grads(
         num_shards: into how many parts the batch is cut, as even as possible.
 
     Returns:
-        A tensor for each parameter that takes part, in the order of `model.parameters()`.
+        A tensor for each parameter that requires a gradient, in the order of `model.parameters()`;
+        zeros where the loss doesn't depend on it.
 
     Raises:
         TrainingError: fewer windows than shards.
@@ -41,7 +42,8 @@ def data_parallel_grads(
     for part_x, part_y in zip(
         torch.tensor_split(x, num_shards), torch.tensor_split(y, num_shards), strict=True
     ):
-        grads = torch.autograd.grad(batch_loss(model, part_x, part_y), parameters)
+        loss = batch_loss(model, part_x, part_y)
+        grads = torch.autograd.grad(loss, parameters, materialize_grads=True)
         for into, grad in zip(total, grads, strict=True):
             into.add_(grad, alpha=len(part_x) / len(x))
     return total

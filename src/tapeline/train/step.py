@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,9 @@ class TrainStep:
         clip_norm: largest norm of the gradient over all parameters; None leaves it.
         schedule: step → factor on the learning rates that the optimizer has now.
         seed: dropout and other draws of step k are keyed by (seed, k).
+
+    Raises:
+        TrainingError: `accumulate` below 1, or a model without parameters in float32.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class TrainStep:
             raise TrainingError(
                 "accumulate", expected="at least 1", found=str(accumulate), fix="Take 1 for none"
             )
+        check_trainable(model)
         self.model = model
         self.optimizer = optimizer
         self.accumulate = accumulate
@@ -105,18 +110,44 @@ def batch_loss(model: nn.Module, x: Tensor, y: Tensor, *, bf16: bool = False) ->
         TrainingError: the model's output is neither `[n]` nor `[n, 1]`.
     """
     with autocast(x.device, bf16=bf16):
-        prediction = model(x)
-    if prediction.shape not in ((len(y),), (len(y), 1)):
+        prediction = predict(model, x)
+    return F.mse_loss(prediction.float(), y)
+
+
+def predict(model: nn.Module, x: Tensor) -> Tensor:
+    """The model's output for x `[n, inputs]`, as `[n]`.
+
+    Raises:
+        TrainingError: the model's output is neither `[n]` nor `[n, 1]`.
+    """
+    output: Tensor = model(x)
+    if output.shape not in ((len(x),), (len(x), 1)):
         raise TrainingError(
             f"model {type(model).__name__}",
-            expected=f"an output of shape [{len(y)}] or [{len(y)}, 1] for {len(y)} windows",
-            found=f"shape {list(prediction.shape)}",
+            expected=f"an output of shape [{len(x)}] or [{len(x)}, 1] for {len(x)} windows",
+            found=f"shape {list(output.shape)}",
             fix="Let the model end in one output per window",
         )
-    return F.mse_loss(prediction.float().reshape(y.shape), y)
+    return output.reshape(len(x))
 
 
-def warmup_then(kind: str, *, warmup_steps: int, total_steps: int) -> Schedule | None:
+def check_trainable(model: nn.Module) -> None:
+    """Raise unless the model has parameters to train, all of them float32."""
+    kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
+    if kinds != {"float32"}:
+        raise TrainingError(
+            f"model {type(model).__name__}",
+            expected="parameters to train, in float32",
+            found=", ".join(sorted(kinds)) or "none",
+            fix="Call `model.float()`; bf16 changes the forward pass only"
+            if kinds
+            else "Give the model a layer whose parameters require gradients",
+        )
+
+
+def warmup_then(
+    kind: Literal["constant", "cosine"], *, warmup_steps: int, total_steps: int
+) -> Schedule | None:
     """The factor on the learning rate at each step; None where it is always 1.
 
     A linear rise over `warmup_steps`, then "constant" 1, or half a "cosine" from 1 towards 0 at
