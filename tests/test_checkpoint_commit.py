@@ -120,6 +120,13 @@ def test_a_flipped_blank_in_the_manifest_is_found(saved: Path, blank: bytes):
     assert damage_found(saved).where == str(saved / MANIFEST)
 
 
+@pytest.mark.parametrize("number", ["1e999999", "NaN", "-Infinity", "9" * 5000, "1.0"])
+def test_a_number_that_became_another_is_found(saved: Path, number: str):
+    text = (saved / MANIFEST).read_text()
+    (saved / MANIFEST).write_text(text.replace('"step": 2', f'"step": {number}'))
+    assert damage_found(saved).where == str(saved / MANIFEST)
+
+
 @pytest.mark.parametrize("name", ["rank-0.safetensors", "rank-0.json"])
 def test_a_missing_file_is_named(saved: Path, name: str):
     size = (saved / name).stat().st_size
@@ -320,6 +327,8 @@ def test_a_fault_at_any_operation_of_a_checkpointer(tmp_path: Path, fault, outco
         loaded = Checkpointer(folder).load()
         found.add(loaded.state.step)
         assert loaded.skipped == ()
+        for path in folder.glob("step-*"):
+            verify(path)  # a deletion that was cut short doesn't look like a damaged checkpoint
         assert state_sha256(loaded.state) == state_sha256(states[loaded.state.step])
         Checkpointer(folder, keep=2).save(states[3])
         assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003"]

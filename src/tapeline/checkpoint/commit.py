@@ -132,9 +132,12 @@ def read_manifest(folder: Path) -> Manifest:
             fix="Read it with the release of tapeline that wrote it",
         )
     claimed = fields.pop(_SELF_HASH, None)
-    actual = _hash_of(fields)
-    # The text is compared too: JSON leaves room for bytes that don't change what is parsed.
-    if claimed != actual or _text_of({**fields, _SELF_HASH: actual}).encode() != raw:
+    try:
+        actual = _hash_of(fields)
+    except ValueError as error:  # a digit that became an `e` can make a number infinite
+        raise _damaged(path, "finite numbers", f"what can't be written again ({error})") from error
+    # The text is compared, hash and all: JSON leaves room for bytes that don't change the fields.
+    if _text_of({**fields, _SELF_HASH: actual}).encode() != raw:
         raise _damaged(path, f"content with hash {claimed}", f"hash {actual} or stray bytes")
     try:
         manifest = Manifest.model_validate(fields)

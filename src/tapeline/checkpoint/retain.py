@@ -21,6 +21,4 @@ def steps_to_delete(verified: Collection[int], others: Collection[int], *, keep:
     """
     assert keep >= 1, "the newest one always stays"
     kept = sorted(verified)[-keep:]
-    if len(kept) < keep:
-        return []
-    return sorted(step for step in {*verified, *others} if step < kept[0])
+    return sorted(step for step in {*verified, *others} if kept and step < kept[0])

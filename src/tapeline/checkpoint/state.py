@@ -126,7 +126,7 @@ def restore_state(
     if scheduler is not None:
         _check_class("scheduler", saved["scheduler"], scheduler)
         saved["scheduler"] = saved["scheduler"]["state"]
-    generators = unflatten(state.values["generators"], lambda name: state.tensors[name].clone())
+    generators = unflatten(state.values["generators"], state.tensors.__getitem__)
     check_generators(generators, {parameter.device for parameter in model.parameters()})
 
     # These may still refuse, by rules of their own; the others can't any more.
