@@ -144,8 +144,8 @@ class NpyReader(Reader):
         shape = (rows, len(self.index.columns)) if name == "values" else (rows,)
         try:
             array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
-        except ValueError as error:
-            raise _damaged(path, str(error)) from None
+        except Exception:  # NumPy's parser of headers lets through whatever Python's own raises
+            raise _damaged(path, "bytes that aren't a NumPy array") from None
         if array.shape != shape or array.dtype != LITTLE[name]:
             raise _damaged(path, f"{array.dtype} of shape {list(array.shape)}")
         return array
@@ -234,7 +234,7 @@ def _damaged(path: Path, found: str) -> StoreError:
         path,
         expected="the rows and columns that the store's index lists",
         found=found,
-        fix="Run `tapeline store verify` on the store and write it again",
+        fix="Copy the file again, or write the store again",
     )
 
 

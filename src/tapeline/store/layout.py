@@ -21,6 +21,17 @@ VERSION: Final = 1
 INDEX = "index.json"
 
 
+def check_format(fmt: str) -> None:
+    """Refuse the name of a format that doesn't exist, with a `StoreError`."""
+    if fmt not in FORMATS:
+        raise StoreError(
+            f"format {fmt!r}",
+            expected=f"one of {', '.join(FORMATS)}",
+            found="another name",
+            fix="Choose mmap for training",
+        )
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -87,7 +98,7 @@ class StoreIndex(_Frozen):
         """Read and check the index of one format's folder.
 
         Raises:
-            StoreError: it is missing, damaged, or of another version.
+            StoreError: it is missing, damaged, of another version, or of another format.
         """
         path = folder / INDEX
         try:
@@ -100,8 +111,8 @@ class StoreIndex(_Frozen):
                 fix="Write the store again with `tapeline ingest` or `write_shards`",
             ) from None
         try:
-            return cls._parse(content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            index = cls._parse(content)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             version = isinstance(error, ValidationError) and error.errors()[0]["loc"] == (
                 "version",
             )
@@ -111,6 +122,14 @@ class StoreIndex(_Frozen):
                 found="another version" if version else "damaged bytes",
                 fix="Write the store again with this version of tapeline",
             ) from None
+        if index.fmt != folder.name:
+            raise StoreError(
+                folder,
+                expected=f"shards in {folder.name} format",
+                found=f"those in {index.fmt} format",
+                fix=f"Rename the folder to {index.fmt}",
+            )
+        return index
 
     @classmethod
     def _parse(cls, content: bytes) -> StoreIndex:

@@ -11,7 +11,7 @@ from tapeline.errors import StoreError
 from tapeline.files import xxh3_file
 from tapeline.session import BoolArray, Float32Array, Int64Array, Session, SessionKey
 from tapeline.store.formats import READERS
-from tapeline.store.layout import FORMATS, INDEX, StoreIndex
+from tapeline.store.layout import FORMATS, INDEX, StoreIndex, check_format
 from tapeline.store.write import content_hash
 
 
@@ -50,6 +50,10 @@ class Shards:
         self.offsets: Int64Array = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
         self.columns: tuple[str, ...] = tuple(self.index.columns)
         self.fingerprint: str = self.index.fingerprint()
+
+    def __reduce__(self) -> tuple[type[Shards], tuple[Path, str]]:
+        # Another process opens the store itself: a pickled mapping would copy every row.
+        return Shards, (self.root, self.fmt)
 
     def __len__(self) -> int:
         """The number of sessions."""
@@ -165,18 +169,20 @@ class Shards:
 
 def _find(root: Path, fmt: str | None) -> Path:
     """The folder of the wanted format, or of the fastest one there is."""
-    wanted = FORMATS if fmt is None else (fmt,)
-    for name in wanted:
-        if name in FORMATS and (root / name / INDEX).is_file():
-            return root / name
+    if fmt is not None:
+        check_format(fmt)
     here = [name for name in FORMATS if (root / name / INDEX).is_file()]
+    wanted = FORMATS if fmt is None else (fmt,)
+    for name in here:
+        if name in wanted:
+            return root / name
     raise StoreError(
         root,
         expected=f"a store in {' or '.join(wanted)} format",
         found=f"one in {', '.join(here)}" if here else "no store",
         fix=(
             f"Convert it with `tapeline store convert {root} --to {fmt}`"
-            if here and fmt in FORMATS
+            if here
             else "Make one with `tapeline ingest` or `write_shards`"
         ),
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from tapeline.errors import StoreError
 from tapeline.files import atomic_folder
 from tapeline.session import BoolArray, Session, SessionKey, as_session
 from tapeline.store.formats import WRITERS, parts
-from tapeline.store.layout import FORMATS, SessionEntry, StoreIndex
+from tapeline.store.layout import SessionEntry, StoreIndex, check_format
 
 NanPolicy = Literal["refuse", "mark"]
 
@@ -44,24 +45,26 @@ def write_shards(
         StoreError: no sessions, an unknown format, columns or keys that don't fit together, a
             value that isn't finite, or shards already there. Nothing is left behind.
     """
-    if fmt not in FORMATS:
+    check_format(fmt)
+    if nan not in get_args(NanPolicy):
         raise StoreError(
-            f"format {fmt!r}",
-            expected=f"one of {', '.join(FORMATS)}",
+            f"nan={nan!r}",
+            expected=f"one of {', '.join(get_args(NanPolicy))}",
             found="another name",
-            fix="Choose mmap for training",
+            fix="Refuse rows that aren't finite, or mark them invalid",
         )
     folder = Path(root) / fmt
-    try:
-        with atomic_folder(folder, replace=replace) as unfinished:
-            _write(sessions, unfinished, fmt, nan)
-    except FileExistsError:
-        raise StoreError(
-            folder,
-            expected="a place for new shards",
-            found="files already there",
-            fix="Choose another folder, or replace them with `--replace` (`replace=True`)",
-        ) from None
+    with contextlib.ExitStack() as stack:
+        try:
+            unfinished = stack.enter_context(atomic_folder(folder, replace=replace))
+        except (FileExistsError, NotADirectoryError):
+            raise StoreError(
+                folder,
+                expected="a place for new shards",
+                found="files already there",
+                fix="Choose another folder, or replace them with `--replace` (`replace=True`)",
+            ) from None
+        _write(sessions, unfinished, fmt, nan)
     return folder
 
 
@@ -76,7 +79,7 @@ def _write(
     try:
         for number, value in enumerate(sessions):
             session = as_session(value, number)
-            first = first or session
+            first = session if first is None else first  # a session without rows is falsy
             _check_fits(session, first, seen)
             seen.add(session.key)
             valid = _valid_rows(session, nan)
