@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tapeline.errors import ConfigError
 from tapeline.files import canonical_json
@@ -85,6 +85,12 @@ class TrainingConfig(_Section):
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: Positive = Field(1, description="threads of torch; other numbers, other bits")
     device: str = "cpu"
+
+    @model_validator(mode="after")
+    def _accumulates_evenly(self) -> Self:
+        if self.batch % self.accumulate:
+            raise ValueError("accumulate to divide batch")
+        return self
 
 
 class ValidationConfig(_Section):
