@@ -184,8 +184,7 @@ def test_an_origin_that_is_no_price_is_refused(origin: float) -> None:
 def test_times_and_ages_are_int64_one_per_row(name: str, beside: object, found: str) -> None:
     with refused(
         f"{WHERE}, {name}",
-        f"expected int64 of shape [2], found {found}. "
-        "Give one entry of that type per row.",
+        f"expected int64 of shape [2], found {found}. Give one entry of that type per row.",
     ):
         Session(KEY, np.zeros((2, 1)), **{name: beside})
 
@@ -197,8 +196,7 @@ def test_times_and_ages_are_int64_one_per_row(name: str, beside: object, found: 
 def test_valid_is_bool_one_per_row(valid: np.ndarray, found: str) -> None:
     with refused(
         f"{WHERE}, valid",
-        f"expected bool of shape [2], found {found}. "
-        "Give one entry of that type per row.",
+        f"expected bool of shape [2], found {found}. Give one entry of that type per row.",
     ):
         Session(KEY, np.zeros((2, 1)), valid=valid)
 
