@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
@@ -223,6 +223,8 @@ def test_a_step_back_in_time_names_its_row() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=8))
+@example([-(2**63), 2**63 - 1])
+@example([2**63 - 1, -(2**63)])
 def test_times_are_taken_exactly_when_sorted(times: list[int]) -> None:
     """Over the whole of int64, where a difference of two times wraps."""
     array = np.array(times, np.int64)
