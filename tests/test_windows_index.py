@@ -253,6 +253,17 @@ def test_check_within_accepts_exactly_the_indexes_whose_windows_are_there(
             index.check_within(store)
 
 
+@pytest.mark.parametrize("lengths", [[40, 31], [41, 30], [40, 30, 7], [40, 30]])
+def test_one_window_too_many_is_noticed(new_store, lengths):
+    index = WindowIndex.from_lengths(lengths, 5, 2)
+    store = new_store(arrays(40, 30))
+    if lengths == [40, 30]:
+        index.check_within(store)
+    else:
+        with pytest.raises(WindowError, match="expected 7 valid rows of the store for each"):
+            index.check_within(store)
+
+
 def test_lengths_alone_do_not_get_windows_onto_marked_rows(new_store):
     store = new_store(masked([[True] * 20, [True] * 8 + [False] + [True] * 11]))
     with pytest.raises(WindowError) as error:

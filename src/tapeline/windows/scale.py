@@ -55,7 +55,7 @@ class Normaliser:
         for rows in _chunks(shards, index):
             squares += np.square(rows.astype(np.float64) - mean).sum(axis=0)
             low, high = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
-        # Rounding may leave a constant column a deviation of 1e-17; its range is exactly 0.
+        # From 2^29 rows on, the sum of a constant is rounded; its range is exactly 0.
         std = np.where(low == high, 0.0, np.sqrt(squares / num))
         limit = float(np.finfo(np.float32).max)
         wrong = (high - low > limit) | ((std > 0) & (std < 1 / limit))
