@@ -54,7 +54,7 @@ arguments = {{ hidden = 16 }}
 [training]
 steps = {_STEPS}
 batch = 256
-learning_rate = 1e-5
+learning_rate = 3e-5
 optimizer = "adamw"
 weight_decay = 0.1
 
@@ -239,7 +239,7 @@ def _page(out: Path, figures: dict[str, Any], table: Table, budget: Budget) -> P
         sections=[
             Section(
                 "The tape",
-                f"{tape['source']}\n\n{_tape_text(tape)}",
+                _tape_text(tape),
                 figure=tape_figure(
                     session.times, session.origin + session.values[:, 0], session.valid
                 ),
@@ -283,10 +283,10 @@ def _tape_text(tape: dict[str, Any]) -> str:
     if report is None:
         return "A seeded synthetic market, since no data package is installed."
     return (
-        f"{report['lines_read']:,} lines gave {report['rows']:,} rows in {tape['sessions']} "
-        f"session(s). {report['rows_held']:,} rows fell on a moment when the book was crossed and "
-        f"show the state before; {report['rows_marked']:,} are marked, and no window touches "
-        f"them. {len(report['evicted'])} stale orders were evicted."
+        f"`{Path(tape['source']).name}`: {report['lines_read']:,} lines, put on a grid of "
+        f"{report['rows']:,} rows. Rows that fell on a moment when the book was crossed and show "
+        f"the state before: {report['rows_held']:,}. Rows marked, which no window touches: "
+        f"{report['rows_marked']:,}. Stale orders evicted: {len(report['evicted'])}."
     )
 
 
