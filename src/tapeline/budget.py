@@ -19,13 +19,14 @@ import torch
 
 from tapeline.errors import StoreError
 from tapeline.machine import Machine
-from tapeline.session import Float32Array
+from tapeline.session import Float32Array, Int64Array
 from tapeline.store import FORMATS, Shards, write_shards
 from tapeline.train import TrainStep
 from tapeline.train.models import perceptron
 from tapeline.windows import BatchSource, WindowIndex, WindowSampler, make_batch
 
 Batch = tuple[Float32Array, Float32Array]
+Way = Callable[[Int64Array, Int64Array], Batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +158,7 @@ def measure_budget(
     opened = {fmt: Shards(root, fmt) for fmt in FORMATS}
     mapped = opened["mmap"]
     sampler = WindowSampler(WindowIndex(mapped, T, horizon), batch=batch)
-    source = BatchSource(mapped, T, horizon)
-    out = source.empty(batch)
-    starts_of = mapped.offsets[:-1]
-
-    def row_index(sessions: np.ndarray, starts: np.ndarray) -> Batch:
-        rows = (starts_of[sessions] + starts)[:, None] + np.arange(T)
-        x = mapped.mm[rows].reshape(len(starts), -1)
-        last = rows[:, -1]
-        return x, mapped.mm[last + horizon, 0] - mapped.mm[last, 0]
-
-    ways: dict[str, Callable[[np.ndarray, np.ndarray], Batch]] = {
-        f"{fmt} looped": lambda a, b, shards=opened[fmt]: make_batch(shards, a, b, T, horizon)  # type: ignore[misc]
-        for fmt in ("csv", "npy", "mmap")
-    }
-    ways["mmap row-index"] = row_index
-    ways["mmap gathered"] = lambda a, b: source.batch(a, b, out=out)
-
+    ways = _ways(opened, T, horizon, batch)
     model = perceptron(T * len(mapped.columns))
     step = TrainStep(model, torch.optim.Adam(model.parameters()))
     times: dict[str, list[float]] = {name: [] for name in (*ways, *FORMATS, "compute")}
@@ -188,14 +173,15 @@ def measure_budget(
             progress(number + 1, repetitions)
     medians = {name: 1e3 * statistics.median(values) for name, values in times.items()}
     steps_per_epoch = math.ceil(sampler.index.num_windows / batch)
+    load_ms = {case: medians[case.split()[0]] for case in ways}
     return Budget(
         rows=tuple(
             BudgetRow(
-                case=case,
-                load_ms=medians[case.split()[0]] / steps_per_epoch,
+                case,
+                load_ms=load_ms[case] / steps_per_epoch,
                 batch_ms=medians[case],
                 compute_ms=medians["compute"],
-                load_epoch_ms=medians[case.split()[0]],
+                load_epoch_ms=load_ms[case],
             )
             for case in ways
         ),
@@ -209,8 +195,31 @@ def measure_budget(
     )
 
 
+def _ways(opened: dict[str, Shards], T: int, horizon: int, batch: int) -> dict[str, Way]:
+    """The ways to make a batch that are compared, each from the sampler's windows."""
+    mapped = opened["mmap"]
+    source = BatchSource(mapped, T, horizon)
+    out = source.empty(batch)
+    first_rows = mapped.offsets[:-1]
+
+    def row_index(sessions: Int64Array, starts: Int64Array) -> Batch:
+        rows = (first_rows[sessions] + starts)[:, None] + np.arange(T)
+        last = rows[:, -1]
+        x = mapped.mm[rows].reshape(len(starts), -1)
+        return x, mapped.mm[last + horizon, 0] - mapped.mm[last, 0]
+
+    def looped(shards: Shards) -> Way:
+        return lambda sessions, starts: make_batch(shards, sessions, starts, T, horizon)
+
+    return {
+        **{f"{fmt} looped": looped(opened[fmt]) for fmt in ("csv", "npy", "mmap")},
+        "mmap row-index": row_index,
+        "mmap gathered": lambda sessions, starts: source.batch(sessions, starts, out=out),
+    }
+
+
 def _repeat_once(
-    ways: dict[str, Callable[[np.ndarray, np.ndarray], Batch]],
+    ways: dict[str, Way],
     step: TrainStep,
     sampler: WindowSampler,
     times: dict[str, list[float]],

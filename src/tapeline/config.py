@@ -89,7 +89,9 @@ class TrainingConfig(_Section):
     @model_validator(mode="after")
     def _accumulates_evenly(self) -> Self:
         if self.batch % self.accumulate:
-            raise ValueError("accumulate to divide batch")
+            raise ValueError(
+                f"accumulate to divide batch, not {self.accumulate} to divide {self.batch}"
+            )
         return self
 
 

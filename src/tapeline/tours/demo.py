@@ -12,26 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from tapeline.budget import Budget, all_formats, measure_budget
-from tapeline.clock import SystemClock
+from tapeline.budget import all_formats, measure_budget
 from tapeline.errors import RunError
 from tapeline.files import atomic_write
 from tapeline.report import (
-    Page,
-    Section,
     Table,
-    budget_figure,
     format_count,
     format_ms,
     format_number,
-    format_percent,
-    loss_figure,
-    tape_figure,
     write_page,
 )
-from tapeline.runs import RunFolder
 from tapeline.store import Shards, write_shards
 from tapeline.tape import demo_tape, read_orders, synthetic_sessions
+from tapeline.tours.demo_page import demo_page
 from tapeline.tours.killing import resume_to_end, train_and_kill, train_to_end
 from tapeline.windows import WindowIndex
 
@@ -127,7 +120,7 @@ def run_demo(out: Path, tape: Path | None, say: Callable[[str], None]) -> Demo:
     }
     atomic_write(out / "demo.json", json.dumps(figures, indent=2))
     table = _table(figures)
-    write_page(out / "report.html", _page(out, figures, table, budget))
+    write_page(out / "report.html", demo_page(out, figures, table, budget))
     return Demo(figures, table, out / "report.html")
 
 
@@ -201,111 +194,4 @@ def _table(figures: dict[str, Any]) -> Table:
         columns=["what", "found"],
         rows=rows,
         caption=f"{figures['steps']} steps on {figures['budget']['machine']['processor']}",
-    )
-
-
-def _page(out: Path, figures: dict[str, Any], table: Table, budget: Budget) -> Page:
-    shards = Shards(out / "store")
-    session, tape, killed = shards.session(0), figures["tape"], figures["killed"]
-    run = RunFolder(out / "runs" / "killed", SystemClock())
-    whole = RunFolder(out / "runs" / "uninterrupted", SystemClock())
-    validations = run.validations()
-    equal = figures["bitwise_equal"]
-    skill = figures["validation"]["skill"]
-    assert session.times is not None, "every tape has times"
-    assert session.valid is not None, "and says which rows are valid"
-    return Page(
-        title=f"tapeline demo: {tape['instrument']}",
-        summary=(
-            f"A model was trained on {format_count(tape['rows'])} rows of {tape['instrument']}, "
-            f"killed with SIGKILL after step {killed['after_step']}, and resumed from step "
-            f"{figures['resumed_from_step']}. It ended in "
-            + (
-                "the same bits as a run that was never killed."
-                if equal
-                else "OTHER bits than a run that was never killed: that is a fault of tapeline."
-            )
-        ),
-        headline=[
-            ("same bits", "yes" if equal else "NO", "sha256 of all state"),
-            ("windows", format_count(tape["windows"]), "none crosses a session"),
-            (
-                "data's share of a step",
-                format_percent(budget.row("mmap gathered").data_share),
-                "gathered, before prefetch",
-            ),
-            ("skill", f"{skill:+.1%}", "error removed, out of sample"),
-        ],
-        sections=[
-            Section(
-                "The tape",
-                _tape_text(tape),
-                figure=tape_figure(
-                    session.times, session.origin + session.values[:, 0], session.valid
-                ),
-                alt=f"Mid price of {session.key} over time, between {tape['mid_lowest']:,} and "
-                f"{tape['mid_highest']:,}.",
-            ),
-            Section(
-                "Where a step's time goes",
-                "Reading the store, making a batch and computing a step, measured for each kind "
-                "of store. Reading is spread over the steps of an epoch.",
-                figure=budget_figure(budget),
-                alt="Stacked bars of load, batch and compute time per step for each case.",
-            ),
-            Section(
-                "Loss",
-                "The run that was killed and resumed, and the one that was not: the curves "
-                "coincide. Validation is on the last fifth of the tape, which no training window "
-                "touches; a positive skill means fewer squared errors than predicting no change.",
-                figure=loss_figure(
-                    {
-                        "killed and resumed": list(run.losses().values()),
-                        "uninterrupted": list(whole.losses().values()),
-                    },
-                    marks=[
-                        (killed["after_step"], "killed"),
-                        (figures["resumed_from_step"], "resumed"),
-                    ],
-                    validation={step: v["mse"] for step, v in validations.items()},
-                    predict_zero=figures["validation"]["mse_zero"],
-                ),
-                alt="Training loss by step with the kill and the resume marked.",
-            ),
-            Section("The figures", "", table=table),
-            Section("The run", "What was recorded before its first step.", table=_record(run)),
-        ],
-    )
-
-
-def _tape_text(tape: dict[str, Any]) -> str:
-    report = tape["report"]
-    if report is None:
-        return "A seeded synthetic market, since no data package is installed."
-    return (
-        f"`{Path(tape['source']).name}`: {report['lines_read']:,} lines, put on a grid of "
-        f"{report['rows']:,} rows. Rows that fell on a moment when the book was crossed and show "
-        f"the state before: {report['rows_held']:,}. Rows marked, which no window touches: "
-        f"{report['rows_marked']:,}. Stale orders evicted: {len(report['evicted'])}."
-    )
-
-
-def _record(run: RunFolder) -> Table:
-    record = run.record()
-    code, machine = record["code"], record["machine"]
-    lives = "; ".join(
-        f"{life['attempt']}: from step {life['from_step']}, {life['how']}"
-        for life in run.attempts()
-    )
-    return Table(
-        columns=["what", "recorded"],
-        rows=[
-            ["attempts", lives],
-            ["data", record["data"]["fingerprint"]],
-            ["configuration", record["config_hash"]],
-            ["code", f"{code['commit'] or 'no commit'} ({code['state']})"],
-            ["torch", machine["versions"].get("torch", "unknown")],
-            ["machine", f"{machine['processor']}, {machine['cores']} cores"],
-        ],
-        caption="run.json",
     )
