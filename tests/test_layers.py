@@ -23,7 +23,7 @@ FLOORS = (
     ("errors", "files", "clock", "world", "machine", "config", "session"),
     ("tape", "store"),
     ("windows", "checkpoint", "ledger", "signals"),
-    ("train", "supervise", "plan", "runs"),
+    ("training", "supervise", "plan", "runs"),
     ("run", "budget"),
     ("search", "report"),
     ("tours",),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tapeline.session import Session, SessionKey
     from tapeline.store import Shards, write_shards
     from tapeline.tape import read_orders, synthetic_sessions
-    from tapeline.train import data_parallel_grads, evaluate, train
+    from tapeline.training import data_parallel_grads, evaluate, train
     from tapeline.windows import (
         Loader,
         Normaliser,
@@ -31,7 +31,7 @@ _ROOMS = {
     "session": ("Session", "SessionKey"),
     "store": ("Shards", "write_shards"),
     "tape": ("read_orders", "synthetic_sessions"),
-    "train": ("data_parallel_grads", "evaluate", "train"),
+    "training": ("data_parallel_grads", "evaluate", "train"),
     "windows": (
         "Loader",
         "Normaliser",

@@ -21,8 +21,8 @@ from tapeline.errors import StoreError
 from tapeline.machine import Machine
 from tapeline.session import Float32Array, Int64Array
 from tapeline.store import FORMATS, Shards, write_shards
-from tapeline.train import TrainStep
-from tapeline.train.models import perceptron
+from tapeline.training import TrainStep
+from tapeline.training.models import perceptron
 from tapeline.windows import BatchSource, WindowIndex, WindowSampler, make_batch
 
 Batch = tuple[Float32Array, Float32Array]

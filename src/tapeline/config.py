@@ -46,7 +46,7 @@ class WindowsConfig(_Section):
 class ModelConfig(_Section):
     """What is trained: `factory(num_inputs, **arguments)` returns a torch module."""
 
-    factory: str = "tapeline.train.models:perceptron"
+    factory: str = "tapeline.training.models:perceptron"
     arguments: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("factory")

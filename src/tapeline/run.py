@@ -29,9 +29,9 @@ from tapeline.config import RunConfig
 from tapeline.errors import ConfigError, RunError, TrainingError
 from tapeline.runs import MetricsJournal, RunFolder, code_state, record
 from tapeline.store import Shards
-from tapeline.train import TrainStep, evaluate, loop
-from tapeline.train.determinism import keyed_draws, make_deterministic, seed_generators
-from tapeline.train.step import warmup_then
+from tapeline.training import TrainStep, evaluate, loop
+from tapeline.training.determinism import keyed_draws, make_deterministic, seed_generators
+from tapeline.training.step import warmup_then
 from tapeline.windows import BatchSource, Loader, Normaliser, WindowIndex, WindowSampler
 
 Progress = Callable[[int, int], None]

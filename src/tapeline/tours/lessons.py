@@ -17,10 +17,10 @@ from tapeline.session import Float32Array
 from tapeline.store import FORMATS, Shards, write_shards
 from tapeline.tape import synthetic_sessions
 from tapeline.tours.killing import resume_to_end, train_and_kill, train_to_end
-from tapeline.train import TrainStep, data_parallel_grads, evaluate, loop, train
-from tapeline.train.determinism import make_deterministic
-from tapeline.train.models import perceptron
-from tapeline.train.step import batch_loss
+from tapeline.training import TrainStep, data_parallel_grads, evaluate, loop, train
+from tapeline.training.determinism import make_deterministic
+from tapeline.training.models import perceptron
+from tapeline.training.step import batch_loss
 from tapeline.windows import (
     BatchSource,
     Loader,

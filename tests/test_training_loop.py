@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers_train import (
+from helpers_training import (
     BATCH,
     COLUMNS,
     HORIZON,
@@ -22,8 +22,8 @@ from helpers_windows import arrays, session
 from torch import nn
 
 from tapeline.errors import TrainingError, WindowError
-from tapeline.train import TrainStep, evaluate, loop, train
-from tapeline.train.models import perceptron
+from tapeline.training import TrainStep, evaluate, loop, train
+from tapeline.training.models import perceptron
 from tapeline.windows import BatchSource, Loader, Normaliser, WindowIndex, WindowSampler
 
 

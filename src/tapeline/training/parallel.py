@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tapeline.errors import TrainingError
-from tapeline.train.step import batch_loss
+from tapeline.training.step import batch_loss
 
 
 def data_parallel_grads(

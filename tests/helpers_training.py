@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tapeline.train.determinism import keyed_draws
+from tapeline.training.determinism import keyed_draws
 from tapeline.windows import WindowSampler
 
 T, HORIZON, BATCH, COLUMNS = 4, 3, 24, 3

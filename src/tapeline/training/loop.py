@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tapeline.errors import TrainingError
 from tapeline.store import Shards
-from tapeline.train.step import TrainStep, check_trainable
+from tapeline.training.step import TrainStep, check_trainable
 from tapeline.windows import BatchSource, Loader, Normaliser, WindowSampler
 
 Hook = Callable[[int, Tensor], None]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tapeline.errors import TrainingError
-from tapeline.train.step import predict
+from tapeline.training.step import predict
 from tapeline.windows import BatchSource, WindowIndex
 
 

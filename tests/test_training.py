@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers_train import (
+from helpers_training import (
     COLUMNS,
     CPU,
     HORIZON,
@@ -22,9 +22,9 @@ from helpers_windows import arrays
 from torch import nn
 
 from tapeline.errors import TrainingError, WindowError
-from tapeline.train import TrainStep, data_parallel_grads, evaluate, train
-from tapeline.train.determinism import keyed_draws
-from tapeline.train.step import warmup_then
+from tapeline.training import TrainStep, data_parallel_grads, evaluate, train
+from tapeline.training.determinism import keyed_draws
+from tapeline.training.step import warmup_then
 from tapeline.windows import BatchSource, WindowIndex
 
 

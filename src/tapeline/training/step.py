@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tapeline.errors import TrainingError
-from tapeline.train.determinism import keyed_draws
-from tapeline.train.precision import autocast
+from tapeline.training.determinism import keyed_draws
+from tapeline.training.precision import autocast
 
 Schedule = Callable[[int], float]
 
