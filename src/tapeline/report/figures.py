@@ -211,7 +211,7 @@ def tape_figure(
                 transform=axes.get_xaxis_transform(),
                 color=_SERIES[1],
                 linewidth=0.8,  # one row of thousands is thinner than a dot
-                label=f"{format_count(int((~valid).sum()))} rows that no window touches",
+                label=f"rows that no window touches: {format_count(int((~valid).sum()))}",
             )
         start = str(times[0].astype("datetime64[s]")).replace("T", " ")
         axes.set_xlabel(f"time (UTC), from {start}")
