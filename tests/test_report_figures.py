@@ -177,7 +177,7 @@ def test_the_tape_marks_each_run_of_rows_that_no_window_touches():
     assert starts - starts[0] == pytest.approx(days[[5, 300, 599]] - days[5], abs=1e-9)
     assert shown[0][1] - shown[0][0] == pytest.approx(3 * 0.5 / 86_400, rel=1e-3)
     text = _texts(figure)
-    assert "5 rows that no window touches" in text
+    assert "rows that no window touches: 5" in text
     assert "mid price (USD)" in text
     assert "time (UTC), from 2026-05-01 01:46:40" in text
     assert not tape_figure(TIMES_NS, MID, np.ones(600, bool)).axes[0].collections
