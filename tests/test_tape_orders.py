@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tapeline.errors import TapeError
-from tapeline.tape import demo_tape, read_orders
+from tapeline.tape import GridOptions, Policy, demo_tape, read_orders
 from tapeline.tape.readers import text
 
 HEADER = "id,timestamp,exchange_timestamp,price,volume,action,direction"
@@ -99,7 +99,7 @@ def test_the_twin_of_the_real_tape(tmp_path):
     assert report.evicted[0].placed_ns == (START_MS + 3_000) * 10**6
     # The cross began at 28.201; the first instant a second later is 29.500.
     assert report.evicted[0].evicted_ns == (START_MS + 6_299) * 10**6
-    assert (report.time_unit, report.tick) == ("ms", "1")
+    assert report.detected == {"time_unit": "ms", "tick": "1"}
     assert str(session.key) == "BTC/USD/2026-05-02"
     assert len(session) == counts.rows == 120
     assert session.times[0] == (START_MS + 299) * 10**6
@@ -174,7 +174,7 @@ def test_units_of_time_are_detected_by_magnitude(tmp_path, unit, scale):
     rows = [row.split(",") for row in lines]
     path = write(tmp_path, [",".join([r[0], scaled(r[1]), *r[2:]]) for r in rows])
     (session,), report = read(path)
-    assert report.time_unit == unit
+    assert report.detected["time_unit"] == unit
     start_ns = START_MS * 10**6 if unit != "s" else START_MS // 1000 * 10**9
     assert report.first_ns == start_ns
     assert session.times[0] == -(-start_ns // 500_000_000) * 500_000_000
@@ -201,14 +201,14 @@ def test_nanoseconds_and_ids_keep_every_digit(tmp_path):
 @pytest.mark.parametrize(("text_of_price", "tick"), [("78318.25", "0.01"), ("78318.50", "0.1")])
 def test_the_tick_is_read_off_the_prices(tmp_path, text_of_price, tick):
     lines = [*snapshot(), line("x", 500, text_of_price, "1", "created", "bid")]
-    assert read(write(tmp_path, lines))[1].tick == tick
+    assert read(write(tmp_path, lines))[1].detected["tick"] == tick
 
 
 def test_a_pinned_tick_leaves_out_what_is_off_it(tmp_path):
     off = line("x", 400, "78318.25", "1", "created", "bid")
     lines = [*snapshot(), off, line("y", 500, "78318.5", "1", "created", "bid")]
     _, report = read(write(tmp_path, lines), tick=0.5, max_unreadable_share=0.1)
-    assert report.tick == "0.5"
+    assert report.detected["tick"] == "0.5"
     assert report.first_unreadable == f"line 26: x,{START_MS + 400},78318.25,1,created,bid"
 
 
@@ -228,7 +228,7 @@ def test_two_orders_that_cross_for_exactly_the_limit_are_parted(tmp_path):
     ]
     _, report = read(write(tmp_path, lines))
     assert [order.evicted_ns for order in report.evicted] == [(START_MS + 1_799) * 10**6]
-    _, report = read(write(tmp_path, lines), stale_cross_s=1.001)
+    _, report = read(write(tmp_path, lines), policy=Policy("hold", "hold", stale_cross_s=1.001))
     assert [order.evicted_ns for order in report.evicted] == []
 
 
@@ -238,7 +238,7 @@ BAD_LINES = [
     ",{t},0,78319.0,1,created,bid",
     "x,,0,78319.0,1,created,bid",
     "x,soon,0,78319.0,1,created,bid",
-    "x,{t}.5,0,78319.0,1,created,bid",
+    "x,{t}.5000001,0,78319.0,1,created,bid",
     "x,4102444800000,0,78319.0,1,created,bid",
     "x,631151999999,0,78319.0,1,created,bid",
     "x,{t},0,,1,created,bid",
@@ -322,8 +322,8 @@ def test_files_that_are_no_tape_are_refused(tmp_path):
     assert "found no id, timestamp" in refusal(path)
     write(tmp_path, [])
     assert refusal(path) == (
-        "FILE: expected a book with both sides at one instant of the grid or more, "
-        "found 0 lines and 0 rows, none of them valid. Check the file, or lower step_ns."
+        "FILE: expected data for one valid row or more, found 0 records, 0 events outside every "
+        "session and 0 rows, none of them valid. Check the file and the sessions, or lower step_ns."
     )
     write(tmp_path, [line("x" * (1 << 21), 0, 1, 1, "created", "bid"), *snapshot()])
     assert refusal(path).startswith("FILE: expected lines of comma-separated fields, found ")
@@ -349,7 +349,7 @@ def test_a_gzip_cut_short_is_refused(tmp_path):
 
 def test_a_book_that_never_has_two_sides_is_refused(tmp_path):
     path = write(tmp_path, [*snapshot()[:12], line("y", 1_000, 78310, 1, "created", "bid")])
-    assert "found 13 lines and 2 rows, none of them valid" in refusal(path)
+    assert "found 13 records, 0 events outside every session and 2 rows, none" in refusal(path)
 
 
 def test_times_of_no_unit_are_refused(tmp_path):
@@ -369,11 +369,9 @@ def test_arguments_are_checked(tmp_path):
         assert refusal(path, tick=tick).startswith(
             f"tick: expected a price step above zero of nine decimals or fewer, found {tick!r}."
         )
-    for name in ("hold_s", "stale_cross_s"):
-        for seconds in (-1.0, float("nan")):
-            assert refusal(path, **{name: seconds}) == (
-                f"{name}: expected seconds, zero or more, found {seconds}. Correct {name}."
-            )
+    assert refusal(path, tock=1) == (
+        "options of orders: expected time_unit or tick, found tock. Write tick, the nearest."
+    )
 
 
 def test_a_tape_across_midnight_is_two_sessions(tmp_path):
@@ -423,7 +421,8 @@ def test_no_line_after_a_row_changes_it(tmp_path, known, future):
     now = line("now", last, 2, 1, "created", "bid")
     later = [re.sub(r"\d{13}", lambda m: str(int(m[0]) + last + 501), row) for row in future]
     one, two = (
-        read(write(tmp_path, [*anchor, *known, now, *rest]), depth=2)[0][0] for rest in ([], later)
+        read(write(tmp_path, [*anchor, *known, now, *rest]), grid=GridOptions(depth=2))[0][0]
+        for rest in ([], later)
     )
     rows = len(one)
     assert one.times.tobytes() == two.times[:rows].tobytes()
@@ -443,14 +442,19 @@ def test_the_report_prints_and_is_json(tmp_path):
     assert values["evicted"][0]["order_id"] == "stale"
     assert values["num_sessions"] == 1
     assert str(report).splitlines() == [
-        f"{path}: 48 lines, 2026-05-02T02:36:23.201000000Z to 2026-05-02T02:37:23.201000000Z "
-        "(times in ms, price step 1)",
-        "1 sessions, 120 rows: 3 show the book before a momentary cross, 0 are marked "
-        "(0 crossed, 0 one-sided), 0 have a side of few levels",
-        "orders: 37 created, 2 changed, 8 deleted",
+        f"{path} (orders, time_unit ms, tick 1): 48 records, 2026-05-02T02:36:23.201000000Z to "
+        "2026-05-02T02:37:23.201000000Z",
+        "BTC/USD: 1 sessions, 120 rows, 0 of them marked",
+        "  37 orders created",
+        "  2 orders changed",
+        "  8 orders deleted",
+        "  1 of 47 book states crossed",
+        "  2 of 47 book states locked",
+        "  12 of 47 book states one-sided or empty",
+        "  3 rows show the book before it was crossed, locked or one-sided",
         "  1 lines unreadable, left out",
         "  1 times stepped back",
-        "  3 lines taken as of a later time, already reached",
+        "  3 events taken as of a later time, already reached",
         "  2 deletes of an order never created, ignored",
         "  1 deletes before their create, both ignored",
         "  1 changes of an unknown order, taken as creates",
@@ -487,7 +491,7 @@ def test_the_facts_of_the_real_tape():
         ("2002347646152704", 78_333.0),
         ("2002347642003458", 78_374.0),
     ]
-    assert (report.time_unit, report.tick) == ("ms", "1")
+    assert report.detected == {"time_unit": "ms", "tick": "1"}
     assert str(session.key) == "BTC/USD/2026-05-02"
     assert session.values.shape == (3_595, 41)
     assert counts.rows - counts.rows_held - counts.rows_marked == 3_525

@@ -43,6 +43,15 @@ class Levels:
             del self._sizes[price]
             del self.keys[bisect_left(self.keys, self._sign * price)]
 
+    def put(self, price: int, size: int) -> None:
+        """Make `size` the total at `price`; zero removes the level."""
+        self.add(price, size - self._sizes.get(price, 0))
+
+    def clear(self) -> None:
+        """Remove every level."""
+        self._sizes.clear()
+        self.keys.clear()
+
     @property
     def best(self) -> int | None:
         """The price nearest to the market; None for an empty side."""
@@ -68,6 +77,11 @@ class Book:
         """Whether both sides exist and the best bid is at or above the best ask."""
         bids, asks = self.bids.keys, self.asks.keys
         return bool(bids) and bool(asks) and bids[-1] + asks[-1] >= 0
+
+    def clear(self) -> None:
+        """Empty both sides."""
+        self.bids.clear()
+        self.asks.clear()
 
     def would_cross(self, is_bid: bool, price: int) -> bool:
         """Whether anything resting at `price` would cross the other side's best price."""
@@ -115,6 +129,24 @@ class OrderBook(Book):
         self._orders[order_id] = order
         if order.size:
             (self.bids if order.is_bid else self.asks).add(order.price, order.size)
+
+    def reduce(self, order_id: bytes, size: int) -> bool:
+        """Take `size` off an order, all of it at most; False if it isn't known.
+
+        An order with nothing left is forgotten.
+        """
+        order = self._orders.get(order_id)
+        if order is None:
+            return False
+        if size >= order.size:
+            return self.remove(order_id)
+        self.place(order_id, order._replace(size=order.size - size))
+        return True
+
+    def clear(self) -> None:
+        """Forget every order."""
+        super().clear()
+        self._orders.clear()
 
     def remove(self, order_id: bytes) -> bool:
         """Forget an order; False if it isn't known. Where it rests is taken from the book."""

@@ -1,59 +1,149 @@
-"""A book over time, put on a regular grid without look-ahead, and cut into sessions.
+"""The rows of a session: which instants get one, and what one says.
 
-Covers which instants get a row, what a row holds, and where a session ends. Does not cover what
-changes the book: a reader does, and tells the grid the time of each change beforehand.
+Covers the grid's options, the policy for books that show no market, and the rows as they collect.
+Does not cover how a row's numbers are found: for blocks of whole books or of a table `states` does
+it, for a book rebuilt event by event `replay`.
 
-The rules:
+The rules, the same for every kind of block:
 
-- Row `t` shows the book after every event of a time ≤ t, and depends on nothing later.
-- A session's rows run from the first instant at or after its first event to the last instant at or
-  before its last. So nothing is filled across a session's start, and no row is made up after its
-  end. The book itself lives on: orders that rest overnight still rest in the morning.
-- A crossed or locked book shows no market. Its row takes the last uncrossed state of the same
-  session, if the cross is `hold_ns` old or less; its age is then that of the cross. Else it is
-  marked.
-- A mid exists only if both sides do: the row of a one-sided book is marked.
+- Row `t` shows what was known at `t`: every event of a time ≤ t, and nothing later. Nothing is
+  filled across a session's start, and a book that rests overnight is seen from the session's first
+  event on.
+- In a session by UTC day or by gap, rows run from the first instant at or after its first event to
+  the last instant at or before its last. One by calendar or explicit hours has a row for each of
+  its instants: those before its first event are marked, and so are those after the last event of
+  the tape, for nobody knows what came then.
+- A state is carried on until the next, for `max_age_s` at most: a row older than that is marked.
+- A book that is crossed, locked or without one of its sides shows no market, and `Policy` says what
+  its rows hold. A mid exists only if both sides do.
 - Where a side has fewer levels than `depth`, the missing ones repeat the price of its last level
   with size 0: no price that nobody quoted, and no jump to a sentinel.
-- A marked row holds NaN and is not `valid`.
+- A marked row is not `valid`, and holds NaN where nothing is known.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
 import numpy as np
 
 from tapeline.errors import TapeError
-from tapeline.session import Session, SessionKey
-from tapeline.tape.book import UNITS, Book
+from tapeline.session import Int64Array, Session, SessionKey
+from tapeline.tape.blocks import Float64Array
+from tapeline.tape.book import UNITS
 from tapeline.tape.report import Counts
+from tapeline.tape.sessions import Span
 
-_DAY_NS = 86_400 * 1_000_000_000
-_Side = list[tuple[int, int]]
+Answer = Literal["keep", "drop", "hold", "nan"]
+
+# Why a row is marked, and `GOOD` for one that isn't; also what is wrong with a state.
+GOOD, CROSSED, LOCKED, ONE_SIDED, MISSING, BEFORE, AFTER, STALE = range(8)
+_COUNTS: Final = (
+    "rows_good",
+    "rows_crossed",
+    "rows_locked",
+    "rows_one_sided",
+    "rows_missing",
+    "rows_before_first",
+    "rows_after_last",
+    "rows_stale",
+)
+KEEP: Final = -2  # a limit that isn't one: the state counts as good
+NEVER: Final = -1
+FOREVER: Final = 2**62
+UNKNOWN_AGE: Final = -1
+_MAX_ROWS: Final = 100_000_000
+_MAX_S: Final = 4_102_444_800.0  # from 1970 to 2100
 
 
-class Span(NamedTuple):
-    """Where a session lies: `start_ns` ≤ time < `end_ns`. Instants count from its start."""
+@dataclass(frozen=True, slots=True)
+class GridOptions:
+    """Which instants get a row, and which columns it has.
 
-    date: str
-    segment: int
-    start_ns: int
-    end_ns: int
+    Attributes:
+        step_ns: nanoseconds between rows; None: a row for each state of the file, at its time.
+        depth: levels per side of a book.
+        max_age_s: how old a state may be for a row to show it; None: any age.
+        age_column: whether a column `age_s` stands behind the others, in seconds.
+    """
+
+    step_ns: int | None = 500_000_000
+    depth: int = 10
+    max_age_s: float | None = 60.0
+    age_column: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("step_ns", self.step_ns), ("depth", self.depth)):
+            if value is not None and value < 1:
+                raise TapeError(name, expected="1 or more", found=str(value), fix=f"Raise {name}")
+        if self.max_age_s is not None:
+            to_ns("max_age_s", self.max_age_s)
+
+    @property
+    def max_age_ns(self) -> int:
+        """The limit in nanoseconds."""
+        return FOREVER if self.max_age_s is None else to_ns("max_age_s", self.max_age_s)
 
 
-Cut = Callable[[int], Span]  # from the time of an event to the span it belongs to
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a row holds while the book shows no market.
+
+    - `keep`: the book as it is. A row without one of the sides has no mid, and is marked.
+    - `drop`: such states are ignored; the row shows the last good one of the session.
+    - `hold`: the same, for `hold_s` at most since that state ended. Then as `nan`.
+    - `nan`: the row is marked.
+
+    The age of a row that shows an earlier state counts from when that state ended.
+
+    Attributes:
+        crossed: answer for a best bid above the best ask.
+        locked: answer for a best bid equal to the best ask.
+        one_sided: answer for a book without bids, without asks, or empty.
+        hold_s: the limit of `hold`, in seconds.
+        stale_cross_s: of two orders that cross for this long the older is taken off the book; None:
+            never. For tapes of orders that lose deletes; others have no orders to take off.
+    """
+
+    crossed: Answer = "nan"
+    locked: Answer = "nan"
+    one_sided: Answer = "nan"
+    hold_s: float = 1.0
+    stale_cross_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("crossed", "locked", "one_sided"):
+            if getattr(self, name) not in get_args(Answer):
+                raise TapeError(
+                    f"policy, {name}",
+                    expected="keep, drop, hold or nan",
+                    found=repr(getattr(self, name)),
+                    fix="Give one of them",
+                )
+        to_ns("hold_s", self.hold_s)
+        if self.stale_cross_s is not None:
+            to_ns("stale_cross_s", self.stale_cross_s)
+
+    def limits_ns(self) -> Int64Array:
+        """For each of `GOOD` … `ONE_SIDED`, how old a stand-in may be, or `KEEP`."""
+        limits = {"keep": KEEP, "drop": FOREVER, "nan": NEVER, "hold": to_ns("hold_s", self.hold_s)}
+        answers = (self.crossed, self.locked, self.one_sided)
+        return np.array([KEEP, *(limits[answer] for answer in answers)], np.int64)
 
 
-def utc_day(time_ns: int) -> Span:
-    """The UTC day of a time: sessions end at midnight."""
-    start_ns = time_ns - time_ns % _DAY_NS
-    date = datetime.fromtimestamp(start_ns // 1_000_000_000, UTC).date().isoformat()
-    return Span(date, 0, start_ns, start_ns + _DAY_NS)
+def to_ns(name: str, seconds: float) -> int:
+    """Seconds as whole nanoseconds.
+
+    Raises:
+        TapeError: they are negative, not finite, or longer than there are times.
+    """
+    if not 0 <= seconds < _MAX_S:  # also refuses NaN
+        raise TapeError(
+            name, expected="seconds, zero or more", found=str(seconds), fix=f"Correct {name}"
+        )
+    return round(seconds * 1e9)
 
 
 def book_columns(depth: int) -> tuple[str, ...]:
@@ -62,183 +152,124 @@ def book_columns(depth: int) -> tuple[str, ...]:
     return ("mid", *(f"{part}_{level}" for level in range(1, depth + 1) for part in parts))
 
 
-class Grid:
-    """Turns a book that changes into sessions of rows.
+class Rows:
+    """The rows of one session as they come, in the bytes that they end up in.
 
-    For every event in time order: `advance(time)`, then `hold()` if it may cross the book, then
-    change the book. `finish()` at the end. A step back in time is the reader's to settle.
-
-    Args:
-        book: the book to show; the grid reads it and never changes it.
-        instrument: name in the sessions' keys.
-        counts: where rows and what happened to them are counted.
-        step_ns: nanoseconds between rows.
-        depth: levels per side; a row has 1 + 4 · depth columns.
-        hold_ns: how old a cross may be for a row to show the state before it.
-        before_row: called with each instant before its row is taken, to tidy the book.
-        cut: from the time of an event to the span of its session.
+    Attributes:
+        origin: what is taken off prices: an integer in billionths for books, a float for tables;
+            None until the first row that shows something.
     """
 
     def __init__(
-        self,
-        book: Book,
-        instrument: str,
-        counts: Counts,
-        *,
-        step_ns: int,
-        depth: int,
-        hold_ns: int,
-        before_row: Callable[[int], None] = lambda _: None,
-        cut: Cut = utc_day,
+        self, span: Span, columns: tuple[str, ...], options: GridOptions, counts: Counts
     ) -> None:
-        for name, value, least in (("step_ns", step_ns, 1), ("depth", depth, 1)):
-            if value < least:
-                raise TapeError(
-                    name, expected=f"{least} or more", found=str(value), fix=f"Raise {name}"
-                )
-        self._book = book
-        self._instrument = instrument
-        self._counts = counts
-        self._step_ns = step_ns
-        self._depth = depth
-        self._hold_ns = hold_ns
-        self._before_row = before_row
-        self._cut = cut
-        self._sessions: list[Session] = []
-        self._rows: _Rows | None = None
-        self._held: tuple[_Side, _Side] | None = None
-        self._due_ns = -1  # an event later than this has something to be done before it
-        self._last_ns = -1
-        self._num_since_row = 0
-        self.crossed_since_ns = -1  # meaningful while the book is crossed
-
-    def advance(self, time_ns: int) -> None:
-        """Take every row that is due before an event at `time_ns` changes the book."""
-        if time_ns > self._due_ns:
-            self._catch_up(time_ns)
-        self._last_ns = time_ns
-        self._num_since_row += 1
-
-    def hold(self) -> None:
-        """Remember the book as it is, if uncrossed: the event in hand may cross it."""
-        if not self._book.is_crossed:
-            self._held = self._top()
-            self.crossed_since_ns = self._last_ns
-
-    def finish(self) -> list[Session]:
-        """Take the rows up to the last event, and return all sessions."""
-        self._close()
-        return self._sessions
-
-    def _catch_up(self, time_ns: int) -> None:
-        if self._rows is None or time_ns >= self._rows.span.end_ns:
-            self._close()
-            span = self._cut(time_ns)
-            num_steps = -((span.start_ns - time_ns) // self._step_ns)
-            self._rows = _Rows(span, span.start_ns + num_steps * self._step_ns, self._depth)
-            self._held = None
-        self._take_rows(self._rows, time_ns - 1)
-        self._due_ns = min(self._rows.next_ns, self._rows.span.end_ns - 1)
-
-    def _close(self) -> None:
-        if self._rows is None:
-            return
-        self._take_rows(self._rows, self._last_ns)
-        self._counts.events_after_last_row += self._num_since_row
-        self._num_since_row = 0
-        if len(self._rows):
-            self._sessions.append(self._rows.session(self._instrument))
-        else:
-            self._counts.sessions_without_rows += 1
-        self._rows = None
-
-    def _take_rows(self, rows: _Rows, until_ns: int) -> None:
-        while rows.next_ns <= until_ns:
-            self._before_row(rows.next_ns)
-            self._take(rows)
-            rows.next_ns += self._step_ns
-            self._num_since_row = 0
-
-    def _take(self, rows: _Rows) -> None:
-        counts = self._counts
-        counts.rows += 1
-        bids, asks = self._top()
-        since_ns = self._last_ns
-        is_held = self._book.is_crossed
-        if is_held:
-            since_ns = self.crossed_since_ns
-            if self._held is None or rows.next_ns - since_ns > self._hold_ns:
-                counts.rows_crossed += 1
-                rows.mark(since_ns)
-                return
-            bids, asks = self._held
-        if not bids or not asks:
-            counts.rows_one_sided += 1
-            rows.mark(since_ns)
-            return
-        counts.rows_held += is_held
-        counts.rows_thin += min(len(bids), len(asks)) < self._depth
-        rows.take(bids, asks, since_ns)
-
-    def _top(self) -> tuple[_Side, _Side]:
-        return self._book.bids.top(self._depth), self._book.asks.top(self._depth)
-
-
-class _Rows:
-    """The rows of one session, in the four and eight bytes a number that they end up in."""
-
-    def __init__(self, span: Span, first_ns: int, depth: int) -> None:
         self.span = span
-        self.next_ns = first_ns
-        self._depth = depth
-        self._origin: int | None = None
-        self._values = array("f")
-        self._times = array("q")
-        self._ages = array("q")
+        self.origin: float | None = None
+        self._columns = (*columns, "age_s") if options.age_column else columns
+        self._options = options
+        self._counts = counts
+        self._max_age_ns = options.max_age_ns
+        self._next_ns: int | None = span.start_ns if span.whole else None
+        self._values = bytearray()
+        self._times = bytearray()
+        self._ages = bytearray()
         self._valid = bytearray()
 
     def __len__(self) -> int:
         return len(self._valid)
 
-    def take(self, bids: _Side, asks: _Side, since_ns: int) -> None:
-        """Add a row at `next_ns`; differences are exact, and rounded once each."""
-        if self._origin is None:
-            self._origin = bids[0][0]
-        origin = self._origin
-        row = [(bids[0][0] + asks[0][0] - 2 * origin) / (2 * UNITS)]
-        for (bid, bid_size), (ask, ask_size) in zip(
-            _padded(bids, self._depth), _padded(asks, self._depth), strict=True
-        ):
-            row += (
-                (bid - origin) / UNITS,
-                bid_size / UNITS,
-                (ask - origin) / UNITS,
-                ask_size / UNITS,
+    @property
+    def next_ns(self) -> int:
+        """The next instant without a row, once `begin` has been called."""
+        assert self._next_ns is not None, "`begin` comes first"
+        return self._next_ns
+
+    def begin(self, first_ns: int) -> None:
+        """Tell the time of the session's first event; instants before it are marked, if any."""
+        step_ns = self._options.step_ns
+        if step_ns is None:
+            self._next_ns = first_ns
+        elif self._next_ns is None:
+            start_ns = self.span.start_ns
+            self._next_ns = start_ns - (start_ns - first_ns) // step_ns * step_ns
+        else:
+            self._blank(self.due(first_ns - 1), BEFORE)
+
+    def due(self, until_ns: int) -> Int64Array:
+        """The instants up to `until_ns` that have no row yet; rows for all of them must follow."""
+        step_ns = self._options.step_ns
+        assert step_ns is not None, "a grid"
+        if (until_ns - self.next_ns) // step_ns >= _MAX_ROWS:
+            raise TapeError(
+                "step_ns",
+                expected=f"fewer than {_MAX_ROWS:,} rows from one event to the next",
+                found=f"{(until_ns - self.next_ns) // step_ns:,} of {step_ns} ns",
+                fix="Raise step_ns, or cut sessions by hours, by a calendar or by gap",
             )
-        self._append(row, since_ns, valid=True)
+        instants: Int64Array = np.arange(self.next_ns, until_ns + 1, step_ns, dtype=np.int64)
+        self._next_ns = self.next_ns + len(instants) * step_ns
+        return instants
 
-    def mark(self, since_ns: int) -> None:
-        """Add a row at `next_ns` that shows nothing."""
-        self._append([math.nan] * (1 + 4 * self._depth), since_ns, valid=False)
+    def add(
+        self, times_ns: Int64Array, since_ns: Int64Array, marks: Int64Array, values: Float64Array
+    ) -> None:
+        """Add rows.
 
-    def _append(self, row: list[float], since_ns: int, *, valid: bool) -> None:
-        self._values.fromlist(row)
-        self._times.append(self.next_ns)
-        self._ages.append(self.next_ns - since_ns)
-        self._valid.append(valid)
+        Args:
+            times_ns: int64 `[n]`.
+            since_ns: int64 `[n]`: from when on the row is as old as it is.
+            marks: `[n]`, `GOOD` or why not.
+            values: float64 `[n, columns]`, prices relative to `origin`.
+        """
+        ages = times_ns - since_ns
+        stale = (marks == GOOD) & (ages > self._max_age_ns)
+        if stale.any():
+            marks = np.where(stale, STALE, marks)
+            values = np.where(stale[:, None], np.nan, values)
+        if self._options.age_column:
+            values = np.column_stack([values, ages / 1e9])
+        self._append(times_ns, ages, marks, values)
 
-    def session(self, instrument: str) -> Session:
-        """What was taken; the rows share its memory."""
+    def finish(self, instrument: str, is_tape_over: bool) -> Session | None:
+        """The session, or None if it has no row; the rest of a whole one is marked."""
+        if self.span.whole and self._options.step_ns is not None and is_tape_over:
+            self._blank(self.due(self.span.end_ns - 1), AFTER)
+        if not len(self):
+            self._counts.sessions_without_rows += 1
+            return None
+        scale = UNITS if isinstance(self.origin, int) else 1
         return Session(
             SessionKey(instrument, self.span.date, self.span.segment),
-            np.frombuffer(self._values, np.float32).reshape(len(self), 1 + 4 * self._depth),
-            book_columns(self._depth),
+            np.frombuffer(self._values, np.float32).reshape(len(self), len(self._columns)),
+            self._columns,
             times=np.frombuffer(self._times, np.int64),
             age_ns=np.frombuffer(self._ages, np.int64),
             valid=np.frombuffer(self._valid, np.bool_),
-            origin=(self._origin or 0) / UNITS,
+            origin=(self.origin or 0) / scale,
         )
 
+    def until(self, last_ns: int, is_tape_over: bool) -> int:
+        """Up to when the session's last state is carried on."""
+        is_filled = self.span.whole and not is_tape_over
+        return self.span.end_ns - 1 if is_filled else last_ns
 
-def _padded(side: _Side, depth: int) -> _Side:
-    return side + [(side[-1][0], 0)] * (depth - len(side))
+    def _blank(self, instants: Int64Array, mark: int) -> None:
+        if len(instants):
+            values = np.full((len(instants), len(self._columns)), math.nan)
+            ages = np.full(len(instants), UNKNOWN_AGE)
+            self._append(instants, ages, np.full(len(instants), mark), values)
+
+    def _append(
+        self, times_ns: Int64Array, ages_ns: Int64Array, marks: Int64Array, values: Float64Array
+    ) -> None:
+        counts = self._counts
+        counts.rows += len(marks)
+        found = np.bincount(marks, minlength=len(_COUNTS)).tolist()
+        for name, number in zip(_COUNTS[1:], found[1:], strict=True):
+            if number:
+                setattr(counts, name, getattr(counts, name) + number)
+        with np.errstate(over="ignore"):  # what overflows becomes inf, which the store refuses
+            self._values += values.astype(np.float32).tobytes()
+        self._times += times_ns.tobytes()
+        self._ages += ages_ns.astype(np.int64, copy=False).tobytes()
+        self._valid += (marks == GOOD).tobytes()

@@ -6,7 +6,7 @@ in the reader's docstring and in `grid`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tapeline.clock import utc
@@ -19,7 +19,9 @@ class Counts:
     Attributes:
         lines_read: data lines, blank ones not among them.
         lines_unreadable: of these, the ones that were left out.
-        created, changed, deleted: readable lines by action.
+        created, changed, deleted, reduced, cleared, levels_set: events by what they do.
+        states: states of the book, after each event or update.
+        states_crossed, states_locked, states_one_sided: of these, the ones that show no market.
         times_stepped_back: lines with an earlier time than the line before.
         times_lifted: lines taken as of the latest time so far, being earlier than it.
         deletes_unknown: deletes of an order that was never created.
@@ -30,11 +32,17 @@ class Counts:
         orders_without_size: creates of size zero; known, but at no level.
         rows: rows of all sessions.
         rows_held: valid rows that show the last uncrossed state, the book being crossed.
-        rows_crossed: rows marked because the book had been crossed for too long.
-        rows_one_sided: rows marked because a side was empty.
-        rows_thin: valid rows in which a side has fewer levels than columns.
+        rows_crossed, rows_locked, rows_one_sided: rows marked because the book was.
+        rows_missing: rows marked because a cell was missing.
+        rows_before_first: rows marked because the session had no event yet.
+        rows_after_last: rows marked because the tape had ended.
+        rows_stale: rows marked because their state was too old.
+        rows_thin: rows of both sides in which a side has fewer levels than columns.
         events_after_last_row: events that came after the last row of their session.
         sessions_without_rows: sessions too short to hold an instant of the grid.
+        outside: events outside every session.
+        outside_first_ns, outside_last_ns: times of the first and the last of them.
+        other: what the reader of a format counts beyond this, by the words it is told in.
     """
 
     lines_read: int = 0
@@ -42,6 +50,13 @@ class Counts:
     created: int = 0
     changed: int = 0
     deleted: int = 0
+    reduced: int = 0
+    cleared: int = 0
+    levels_set: int = 0
+    states: int = 0
+    states_crossed: int = 0
+    states_locked: int = 0
+    states_one_sided: int = 0
     times_stepped_back: int = 0
     times_lifted: int = 0
     deletes_unknown: int = 0
@@ -53,15 +68,41 @@ class Counts:
     rows: int = 0
     rows_held: int = 0
     rows_crossed: int = 0
+    rows_locked: int = 0
     rows_one_sided: int = 0
+    rows_missing: int = 0
+    rows_before_first: int = 0
+    rows_after_last: int = 0
+    rows_stale: int = 0
     rows_thin: int = 0
     events_after_last_row: int = 0
     sessions_without_rows: int = 0
+    outside: int = 0
+    outside_first_ns: int | None = None
+    outside_last_ns: int | None = None
+    other: dict[str, int] = field(default_factory=dict)
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Add to what only one format has, told in the words `what`."""
+        if number:
+            self.other[what] = self.other.get(what, 0) + number
 
     @property
     def rows_marked(self) -> int:
-        """Rows that hold no numbers and that no window may touch."""
-        return self.rows_crossed + self.rows_one_sided
+        """Rows that no window may touch."""
+        return sum(number for number, _ in self.marked())
+
+    def marked(self) -> list[tuple[int, str]]:
+        """How many rows are marked, for each reason."""
+        return [
+            (self.rows_crossed, "crossed"),
+            (self.rows_locked, "locked"),
+            (self.rows_one_sided, "one-sided"),
+            (self.rows_missing, "with a missing cell"),
+            (self.rows_before_first, "before the first event"),
+            (self.rows_after_last, "after the end of the tape"),
+            (self.rows_stale, "too old"),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +121,10 @@ class TapeReport:
     """The account of one reading.
 
     Attributes:
-        source: the file.
-        time_unit: unit of its times: s, ms, us or ns.
-        tick: the step of its prices, as a decimal number.
+        source: the file, or the files that continue each other.
+        format: name of the reader.
+        instrument: name in the sessions' keys.
+        detected: what was found out about the file, and can be pinned by the option of that name.
         first_ns, last_ns: times of the first and the last event, nanoseconds UTC.
         num_sessions: sessions made.
         counts: how many of what.
@@ -91,8 +133,9 @@ class TapeReport:
     """
 
     source: str
-    time_unit: str
-    tick: str
+    format: str
+    instrument: str
+    detected: dict[str, str]
     first_ns: int
     last_ns: int
     num_sessions: int
@@ -113,17 +156,19 @@ class TapeReport:
 
     def __str__(self) -> str:
         counts = self.counts
+        detected = "".join(f", {name} {value}" for name, value in self.detected.items())
         lines = [
-            f"{self.source}: {counts.lines_read:,} lines, {utc(self.first_ns)} to "
-            f"{utc(self.last_ns)} (times in {self.time_unit}, price step {self.tick})",
-            f"{self.num_sessions} sessions, {counts.rows:,} rows: {counts.rows_held:,} show the "
-            f"book before a momentary cross, {counts.rows_marked:,} are marked "
-            f"({counts.rows_crossed:,} crossed, {counts.rows_one_sided:,} one-sided), "
-            f"{counts.rows_thin:,} have a side of few levels",
-            f"orders: {counts.created:,} created, {counts.changed:,} changed, "
-            f"{counts.deleted:,} deleted",
+            f"{self.source} ({self.format}{detected}): {counts.lines_read:,} records, "
+            f"{utc(self.first_ns)} to {utc(self.last_ns)}",
+            f"{self.instrument}: {self.num_sessions} sessions, {counts.rows:,} rows, "
+            f"{counts.rows_marked:,} of them marked{_listed(counts.marked())}",
         ]
         lines += [f"  {number:,} {what}" for number, what in self._handled() if number]
+        if counts.outside_first_ns is not None and counts.outside_last_ns is not None:
+            lines.append(
+                f"  {counts.outside:,} events outside every session, "
+                f"{utc(counts.outside_first_ns)} to {utc(counts.outside_last_ns)}"
+            )
         lines += [
             f"  evicted {order.side} {order.order_id} at {order.price:,}, placed "
             f"{utc(order.placed_ns)}, crossed until {utc(order.evicted_ns)}"
@@ -136,9 +181,20 @@ class TapeReport:
     def _handled(self) -> list[tuple[int, str]]:
         counts = self.counts
         return [
+            (counts.created, "orders created"),
+            (counts.changed, "orders changed"),
+            (counts.deleted, "orders deleted"),
+            (counts.reduced, "orders reduced"),
+            (counts.levels_set, "levels set"),
+            (counts.cleared, "times the whole book was cleared"),
+            (counts.states_crossed, f"of {counts.states:,} book states crossed"),
+            (counts.states_locked, f"of {counts.states:,} book states locked"),
+            (counts.states_one_sided, f"of {counts.states:,} book states one-sided or empty"),
+            (counts.rows_held, "rows show the book before it was crossed, locked or one-sided"),
+            (counts.rows_thin, "rows have a side of few levels"),
             (counts.lines_unreadable, "lines unreadable, left out"),
             (counts.times_stepped_back, "times stepped back"),
-            (counts.times_lifted, "lines taken as of a later time, already reached"),
+            (counts.times_lifted, "events taken as of a later time, already reached"),
             (counts.deletes_unknown, "deletes of an order never created, ignored"),
             (counts.deletes_before_create, "deletes before their create, both ignored"),
             (counts.changes_unknown, "changes of an unknown order, taken as creates"),
@@ -147,4 +203,10 @@ class TapeReport:
             (counts.orders_without_size, "creates of size zero, at no level"),
             (counts.events_after_last_row, "events after the last row of their session"),
             (counts.sessions_without_rows, "sessions too short for a row, left out"),
+            *((number, what) for what, number in counts.other.items()),
         ]
+
+
+def _listed(parts: list[tuple[int, str]]) -> str:
+    shown = ", ".join(f"{number:,} {what}" for number, what in parts if number)
+    return f" ({shown})" if shown else ""

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from tapeline.errors import TapeError
 from tapeline.session import Float32Array, Int64Array, Session, SessionKey
+from tapeline.tape.grid import book_columns
 
 Int32Array = npt.NDArray[np.int32]
 Uint8Array = npt.NDArray[np.uint8]
@@ -70,12 +71,6 @@ class _Flow:
     pressure: Int32Array  # -_MAX_PRESSURE..+_MAX_PRESSURE; positive pushes prices up
     thickness: Int32Array
     age_ns: Int64Array
-
-
-def book_columns(depth: int) -> tuple[str, ...]:
-    """`mid`, then bid price, bid size, ask price and ask size of each level, the best first."""
-    kinds = ("bid_price", "bid_size", "ask_price", "ask_size")
-    return ("mid", *(f"{kind}_{level}" for level in range(1, depth + 1) for kind in kinds))
 
 
 def synthetic_sessions(

@@ -1,5 +1,14 @@
-"""Readers: one file per format, each from a path to sessions and a report."""
+"""Readers: one file per format, each from files to blocks. `READERS` has them all by name."""
 
-from tapeline.tape.readers.orders import demo_tape, read_orders
+from typing import Final
 
-__all__ = ["demo_tape", "read_orders"]
+from tapeline.tape.readers.base import Head, Reader, Source
+from tapeline.tape.readers.lobster import LobsterReader
+from tapeline.tape.readers.orders import OrdersReader, demo_tape
+from tapeline.tape.readers.table import TableReader
+
+READERS: Final[dict[str, type[Reader]]] = {
+    reader.name: reader for reader in (LobsterReader, OrdersReader, TableReader)
+}
+
+__all__ = ["READERS", "Head", "Reader", "Source", "demo_tape"]

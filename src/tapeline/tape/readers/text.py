@@ -1,11 +1,12 @@
 """CSV files in blocks, and numbers in them without a float on the way.
 
-Covers plain and gzipped files (told apart by content), a header matched by name, lines that can't
+Covers plain and packed files (told apart by content), a header matched by name, lines that can't
 be read, and exact integers from decimal text. Does not cover what the columns mean.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ Progress = Callable[[int, int], None]  # bytes of the file read so far, bytes of
 BLOCK_BYTES: Final = 1 << 20
 _HEADER_BYTES: Final = 1 << 16
 _SHOWN: Final = 80
+_PACKED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 @dataclass(slots=True)
@@ -66,14 +68,16 @@ class CsvBlocks:
     Lines of another number of fields than the header are left out and counted in `unreadable`.
 
     Attributes:
-        path: the file, plain or gzipped.
+        path: the file, plain or packed (gzip or zstd, told by content).
         columns: names of the columns wanted; others are skipped.
         progress: called after each block.
+        header: names of all columns; None: the first line has them.
     """
 
     path: Path
     columns: tuple[str, ...]
     progress: Progress | None = None
+    header: tuple[str, ...] | None = None
     unreadable: Unreadable = field(default_factory=Unreadable)
     _misshapen: list[int] = field(default_factory=list)
 
@@ -83,33 +87,14 @@ class CsvBlocks:
         Raises:
             TapeError: the file is missing, empty, cut short, not a CSV, or lacks a column.
         """
-        try:
-            with self.path.open("rb") as raw:
-                num_bytes = self.path.stat().st_size
-                num_lines = 0
-                for batch in self._open(raw):
-                    yield num_lines, batch
-                    num_lines += len(batch)
-                    if self.progress is not None:
-                        self.progress(raw.tell(), num_bytes)
-        except FileNotFoundError:
-            raise TapeError(
-                self.path, expected="a file", found="nothing there", fix="Check the path"
-            ) from None
-        except pa.ArrowInvalid as error:
-            raise TapeError(
-                self.path,
-                expected="lines of comma-separated fields",
-                found=_first_line(error),
-                fix="Check that the file is a CSV",
-            ) from None
-        except OSError as error:
-            raise TapeError(
-                self.path,
-                expected="a file that can be read to its end",
-                found=_first_line(error),
-                fix="Fetch the file again: it may be cut short or damaged",
-            ) from None
+        with open_stream(self.path) as (raw, stream):
+            num_bytes = self.path.stat().st_size
+            num_lines = 0
+            for batch in self._open(stream):
+                yield num_lines, batch
+                num_lines += len(batch)
+                if self.progress is not None:
+                    self.progress(raw.tell(), num_bytes)
 
     def leave_out(self, batch: pa.RecordBatch, num_before: int, rows: Int64Array) -> None:
         """Count rows of a block that the caller can't read; blank lines are not counted.
@@ -124,24 +109,17 @@ class CsvBlocks:
         written = np.flatnonzero(lengths)
         if not len(written):
             return
-        line = num_before + int(rows[written[0]]) + 2  # counted from 1, after the header
+        # Counted from 1, after the header.
+        line = num_before + int(rows[written[0]]) + (2 if self.header is None else 1)
         for misshapen in self._misshapen:
             line += misshapen <= line
         fields = [column[written[0]].as_py() for column in bad.columns]
         self.unreadable.add(line, b",".join(fields).decode("utf-8", "replace"), len(written))
 
-    def _open(self, raw: IO[bytes]) -> Any:
-        with self.path.open("rb") as head:
-            start = _decompressed(head).read(_HEADER_BYTES)
-        header = start.partition(b"\n")[0]
-        names = next(csv.reader([header.decode("utf-8-sig", "replace").rstrip("\r")]), [])
-        if not names:
-            raise TapeError(
-                self.path,
-                expected="a line of column names",
-                found="an empty first line" if start else "an empty file",
-                fix="Give a CSV file with a header",
-            )
+    def _open(self, stream: Any) -> Any:
+        names, is_quoted = list(self.header or ()), False
+        if self.header is None:
+            names, is_quoted = csv_header(self.path)
         if missing := [name for name in self.columns if name not in names]:
             shown = ", ".join(names)
             raise TapeError(
@@ -151,16 +129,16 @@ class CsvBlocks:
                 fix="Rename the columns, or use the reader of this format",
             )
         return pa_csv.open_csv(
-            _decompressed(raw),
+            stream,
             read_options=pa_csv.ReadOptions(
                 use_threads=False,  # line numbers are known only to the serial parser
                 block_size=BLOCK_BYTES,
                 column_names=names,
-                skip_rows=1,
+                skip_rows=self.header is None,
             ),
             parse_options=pa_csv.ParseOptions(
                 # Elsewhere a lone quote is dirt, and would swallow every line to the next one.
-                quote_char='"' if b'"' in header else False,
+                quote_char='"' if is_quoted else False,
                 ignore_empty_lines=False,  # they would shift the line numbers
                 invalid_row_handler=self._skip,
             ),
@@ -174,6 +152,59 @@ class CsvBlocks:
         self._misshapen.append(row.number)
         self.unreadable.add(row.number, row.text)
         return "skip"
+
+
+def csv_header(path: Path) -> tuple[list[str], bool]:
+    """The names in a CSV file's first line, and whether it has quotes.
+
+    Raises:
+        TapeError: the file is missing, empty, or begins with an empty line.
+    """
+    with open_stream(path) as (_, stream):
+        start = bytes(stream.read(_HEADER_BYTES))
+    header = start.partition(b"\n")[0]
+    try:
+        names = next(csv.reader([header.decode("utf-8-sig", "replace").rstrip("\r")]), [])
+    except csv.Error:
+        names = [header[:_SHOWN].decode("ascii", "replace")]  # no column is called that
+    if not names:
+        raise TapeError(
+            path,
+            expected="a line of column names",
+            found="an empty first line" if start else "an empty file",
+            fix="Give a CSV file with a header",
+        )
+    return names, b'"' in header
+
+
+@contextlib.contextmanager
+def open_stream(path: Path) -> Iterator[tuple[IO[bytes], Any]]:
+    """A file as it is, and its content unpacked; what goes wrong in the block is told of it.
+
+    Raises:
+        TapeError: the file is missing, cut short, damaged, or not what the block takes it for.
+    """
+    try:
+        with path.open("rb") as raw:
+            yield raw, _decompressed(raw)
+    except FileNotFoundError:
+        raise TapeError(
+            path, expected="a file", found="nothing there", fix="Check the path"
+        ) from None
+    except pa.ArrowInvalid as error:
+        raise TapeError(
+            path,
+            expected="lines of comma-separated fields",
+            found=_first_line(error),
+            fix="Check that the file is a CSV",
+        ) from None
+    except OSError as error:
+        raise TapeError(
+            path,
+            expected="a file that can be read to its end",
+            found=_first_line(error),
+            fix="Fetch the file again: it may be cut short or damaged",
+        ) from None
 
 
 def exact_integers(column: pa.Array, decimals: int) -> tuple[npt.NDArray[Any], BoolArray]:
@@ -193,24 +224,31 @@ def exact_integers(column: pa.Array, decimals: int) -> tuple[npt.NDArray[Any], B
 
 
 def _decimals(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast by halves, so that one bad value costs a few casts and not the block."""
+    return halved(column, lambda part: part.cast(pa.string()).cast(kind), kind)
+
+
+def halved(column: pa.Array, cast: Callable[[pa.Array], pa.Array], kind: pa.DataType) -> pa.Array:
+    """Cast by halves: one bad value costs a few casts and not the block, and becomes null."""
     try:
-        return column.cast(pa.string()).cast(kind)
+        return cast(column)
     except pa.ArrowInvalid:
         if len(column) == 1:
             return pa.nulls(1, kind)
         middle = len(column) // 2
         return pa.concat_arrays(
-            [_decimals(column[:middle], kind), _decimals(column[middle:], kind)]
+            [halved(column[:middle], cast, kind), halved(column[middle:], cast, kind)]
         )
 
 
 def _decompressed(raw: IO[bytes]) -> Any:
     """The content of a freshly opened file."""
-    is_gzip = raw.read(2) == b"\x1f\x8b"
+    magic = raw.read(4)
     raw.seek(0)
     stream = pa.PythonFile(raw, mode="r")
-    return pa.CompressedInputStream(stream, "gzip") if is_gzip else stream
+    for start, codec in _PACKED.items():
+        if magic.startswith(start):
+            return pa.CompressedInputStream(stream, codec)
+    return stream
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,171 @@
+"""What readers yield: a piece of a tape, in one of four shapes.
+
+Covers the shapes alone. Where a block may be cut, what time does in it, and what becomes of it are
+`replay`'s and `states`'.
+
+Common to all: `times_ns` is int64 `[n]`, nanoseconds UTC, in the order of the file (a step back is
+settled later, and counted). Prices are integers in billionths (`book.UNITS` to one). A block may
+be empty, and a file may be cut into blocks anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tapeline.session import Int64Array
+
+Float64Array = npt.NDArray[np.float64]
+
+CREATED: Final = 0
+CHANGED: Final = 1
+DELETED: Final = 2
+REDUCED: Final = 3  # by the size given; one reduced to nothing is gone
+CLEARED: Final = 4  # the whole book is unknown until orders follow
+
+
+@dataclass(frozen=True, slots=True)
+class BookStates:
+    """The whole book after each update.
+
+    Attributes:
+        times_ns: int64 `[n]`.
+        prices: int64 `[n, levels, 2]`, bid then ask, the best level first; of any value where the
+            size is zero.
+        sizes: float64 `[n, levels, 2]` in units, zero where there is no level. A sentinel never
+            gets here: map it to a size of zero.
+    """
+
+    times_ns: Int64Array
+    prices: Int64Array
+    sizes: Float64Array
+
+    def __post_init__(self) -> None:
+        assert self.prices.shape == self.sizes.shape, "a price and a size for each level"
+        assert self.prices.shape[::2] == (len(self.times_ns), 2), "[n, levels, 2]"
+
+    def __len__(self) -> int:
+        return len(self.times_ns)
+
+    def take(self, rows: Int64Array | slice) -> Self:
+        """The block of these rows."""
+        return replace(
+            self,
+            times_ns=self.times_ns[rows],
+            prices=self.prices[rows],
+            sizes=self.sizes[rows],
+        )
+
+    def after(self, earlier: Self) -> Self:
+        """Both blocks as one."""
+        return replace(
+            self,
+            times_ns=np.concatenate([earlier.times_ns, self.times_ns]),
+            prices=np.concatenate([earlier.prices, self.prices]),
+            sizes=np.concatenate([earlier.sizes, self.sizes]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Named columns of numbers, each row known from its time on.
+
+    Attributes:
+        times_ns: int64 `[n]`: when the row is known. A bar is known at its end.
+        values: float64 `[n, columns]`; NaN where a cell is missing.
+        columns: a name for each column, the same in every block.
+        are_prices: for each column, whether the session's origin is taken off it.
+    """
+
+    times_ns: Int64Array
+    values: Float64Array
+    columns: tuple[str, ...]
+    are_prices: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        assert self.values.shape == (len(self.times_ns), len(self.columns)), "[n, columns]"
+        assert len(self.columns) == len(self.are_prices), "one flag for each column"
+
+    def __len__(self) -> int:
+        return len(self.times_ns)
+
+    def take(self, rows: Int64Array | slice) -> Self:
+        """The block of these rows."""
+        return replace(self, times_ns=self.times_ns[rows], values=self.values[rows])
+
+    def after(self, earlier: Self) -> Self:
+        """Both blocks as one."""
+        return replace(
+            self,
+            times_ns=np.concatenate([earlier.times_ns, self.times_ns]),
+            values=np.concatenate([earlier.values, self.values]),
+        )
+
+
+class OrderEvents(NamedTuple):
+    """What happens to single orders; each event leaves a book that was really there.
+
+    Attributes:
+        times_ns: int64 `[n]`.
+        ids: any bytes, compared and never computed with.
+        actions: `CREATED`, `CHANGED`, `DELETED`, `REDUCED` or `CLEARED`.
+        are_bids: the order's side; read for `CREATED` and `CHANGED`.
+        prices: in billionths; read for `CREATED` and `CHANGED`.
+        sizes: in billionths: what remains of the order, or for `REDUCED` what is taken off it.
+        have_price: False where the price stands for none: such an order rests at no level.
+    """
+
+    times_ns: Int64Array
+    ids: list[bytes]
+    actions: list[int]
+    are_bids: list[bool]
+    prices: list[int]
+    sizes: list[int]
+    have_price: list[bool]
+
+    def take(self, rows: slice) -> OrderEvents:
+        """The block of these events."""
+        return OrderEvents(
+            self.times_ns[rows],
+            self.ids[rows],
+            self.actions[rows],
+            self.are_bids[rows],
+            self.prices[rows],
+            self.sizes[rows],
+            self.have_price[rows],
+        )
+
+
+class LevelEvents(NamedTuple):
+    """What happens to single price levels. Events of one time are one update of the book.
+
+    Attributes:
+        times_ns: int64 `[n]`.
+        are_clears: whether the book is unknown from here until levels follow, as at the start of
+            a snapshot, or after a gap in the sequence numbers. The rest of the event isn't read.
+        are_bids: the side.
+        prices: in billionths.
+        sizes: in billionths: the new total at this price, zero if the level is gone.
+    """
+
+    times_ns: Int64Array
+    are_clears: list[bool]
+    are_bids: list[bool]
+    prices: list[int]
+    sizes: list[int]
+
+    def take(self, rows: slice) -> LevelEvents:
+        """The block of these events."""
+        return LevelEvents(
+            self.times_ns[rows],
+            self.are_clears[rows],
+            self.are_bids[rows],
+            self.prices[rows],
+            self.sizes[rows],
+        )
+
+
+Block = BookStates | TableRows | OrderEvents | LevelEvents

@@ -1,0 +1,342 @@
+"""From market data files to sessions.
+
+Covers which reader a file gets, the order of times, the cut into sessions, and the account of it
+all. Does not cover formats (`readers`), the rules of sessions (`sessions`) or rows (`grid`).
+
+A time earlier than one already reached is lifted to it, and counted: what stands later in a file
+was not known earlier. Memory is bounded by a block, the resting orders of a book, and the rows of
+one session.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tapeline.errors import TapeError
+from tapeline.session import Int64Array, Session
+from tapeline.tape.blocks import Block, BookStates, LevelEvents, OrderEvents, TableRows
+from tapeline.tape.grid import GridOptions, Policy, Rows, book_columns
+from tapeline.tape.readers import READERS
+from tapeline.tape.readers.base import Head, Reader, Source, joined
+from tapeline.tape.readers.text import Progress
+from tapeline.tape.replay import LevelReplay, OrderReplay, Replay
+from tapeline.tape.report import Counts, EvictedOrder, TapeReport
+from tapeline.tape.sessions import Sessions, Span
+from tapeline.tape.states import StateGrid
+
+Paths = Path | str | Sequence[Path | str]
+
+
+def detect(path: Path | str) -> type[Reader]:
+    """The reader that recognises a file by its content.
+
+    Raises:
+        TapeError: none does, or the file is missing, empty or damaged.
+    """
+    head = Head.of(Path(path))
+    found = [reader for reader in READERS.values() if reader.recognises(head)]
+    found = [reader for reader in found if not reader.is_general] or found
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise TapeError(
+            path,
+            expected="a file of one format",
+            found=f"one that may be {joined([reader.name for reader in found])}",
+            fix="Say which, with format",
+        )
+    shown = head.lines[0][:60] if head.text.isascii() else head.raw[:8].hex(" ")
+    raise TapeError(
+        path,
+        expected="; ".join(f"{reader.name} ({reader.looks_for})" for reader in READERS.values()),
+        found=f"none of them, but a file that begins with `{shown}`",
+        fix="Pin format if it is one of these, or convert the file to a CSV with a time column",
+    )
+
+
+class Tape:
+    """One reading of files that continue each other: iterate over it once, then ask `report`."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        instrument: str | None,
+        sessions: Sessions,
+        grid: GridOptions,
+        policy: Policy,
+    ) -> None:
+        self.reader = reader
+        self._instrument = instrument
+        self._sessions = sessions
+        self._grid = grid
+        self._policy = policy
+        self._counts = reader.source.counts
+        self._sink: StateGrid | Replay | None = None
+        self._rows: Rows | None = None
+        self._span: Span | None = None
+        self._seen: set[tuple[str, int]] = set()
+        self._has_begun = False
+        self._last_raw_ns = 0
+        self._first_ns = self._last_ns = 0
+        self._last_in_span_ns = 0
+        self._report: TapeReport | None = None
+
+    @property
+    def instrument(self) -> str:
+        """The name in the sessions' keys: as given, as the files say, or from the first's name."""
+        name = self._instrument or self.reader.instrument()
+        return name or self.reader.source.paths[0].name.split(".")[0]
+
+    @property
+    def report(self) -> TapeReport:
+        """The account, once all sessions have been taken."""
+        assert self._report is not None, "iterate over the tape first"
+        return self._report
+
+    def __iter__(self) -> Iterator[Session]:
+        """The sessions, in order, each as soon as it is over.
+
+        Raises:
+            TapeError: a file can't be read as what it claims to be, or gives no valid row.
+        """
+        num_sessions = 0
+        for session in self._all():
+            num_sessions += 1
+            yield session
+        counts = self._counts
+        if counts.rows == counts.rows_marked:
+            raise TapeError(
+                self.reader.source.paths[0],
+                expected="data for one valid row or more",
+                found=f"{counts.lines_read:,} records, {counts.outside:,} events outside every "
+                f"session and {counts.rows:,} rows, none of them valid",
+                fix="Check the file and the sessions, or lower step_ns",
+            )
+        self._report = self._account(num_sessions)
+
+    def _all(self) -> Iterator[Session]:
+        for block in self.reader.blocks():
+            if not len(block.times_ns):
+                continue
+            block = _with_times(block, self._lifted(block.times_ns))
+            if self._sink is None:
+                self._sink = self._sink_for(block)
+            for start, stop, span in self._sessions.cut(block.times_ns):
+                if not self._has_begun or span != self._span:
+                    yield from self._close(is_tape_over=False)
+                    self._open(block, span)
+                self._add(block.take(slice(start, stop)), span)
+        yield from self._close(is_tape_over=True)
+        if isinstance(self._sink, Replay):
+            self._sink.finish()
+
+    def _sink_for(self, block: Block) -> StateGrid | Replay:
+        if isinstance(block, BookStates | TableRows):
+            return StateGrid(self._grid, self._policy, self._counts)
+        if self._grid.step_ns is None:
+            raise TapeError(
+                "step_ns",
+                expected="a step, for a book rebuilt from events",
+                found="none",
+                fix="Give nanoseconds between rows",
+            )
+        kind = OrderReplay if isinstance(block, OrderEvents) else LevelReplay
+        return kind(self._grid, self._policy, self._counts)
+
+    def _lifted(self, times_ns: Int64Array) -> Int64Array:
+        """The times with none earlier than one before it."""
+        before = np.concatenate([[self._last_raw_ns], times_ns[:-1]])
+        lifted = np.maximum.accumulate(np.maximum(times_ns, self._last_ns))
+        self._counts.times_stepped_back += int(np.count_nonzero(times_ns < before))
+        self._counts.times_lifted += int(np.count_nonzero(lifted > times_ns))
+        self._first_ns = self._first_ns or int(lifted[0])
+        self._last_raw_ns, self._last_ns = int(times_ns[-1]), int(lifted[-1])
+        return lifted
+
+    def _open(self, block: Block, span: Span | None) -> None:
+        self._has_begun, self._span, self._rows = True, span, None
+        if span is not None:
+            if span[:2] in self._seen:
+                raise TapeError(
+                    f"session {span.date}, segment {span.segment}",
+                    expected="one session of that date and segment",
+                    found="a second one, of a weekend moved to the same trade date",
+                    fix="Let weekends be trade dates, or leave their data out",
+                )
+            self._seen.add(span[:2])
+            columns = book_columns(self._grid.depth)
+            if isinstance(block, TableRows):
+                columns = block.columns
+            self._rows = Rows(span, columns, self._grid, self._counts)
+        if isinstance(self._sink, Replay):
+            self._sink.grid.open(self._rows)
+        elif self._rows is not None and self._sink is not None:
+            self._sink.open(self._rows)
+
+    def _add(self, part: Block, span: Span | None) -> None:
+        times_ns, counts = part.times_ns, self._counts
+        self._last_in_span_ns = int(times_ns[-1])
+        if span is None:
+            counts.outside += len(times_ns)
+            if counts.outside_first_ns is None:
+                counts.outside_first_ns = int(times_ns[0])
+            counts.outside_last_ns = int(times_ns[-1])
+        if isinstance(self._sink, Replay):
+            self._sink.apply(part)  # outside a session the book changes too
+        elif span is not None:
+            assert self._sink is not None
+            assert isinstance(part, BookStates | TableRows)
+            self._sink.add(part)
+
+    def _close(self, *, is_tape_over: bool) -> Iterator[Session]:
+        rows, last_ns = self._rows, self._last_in_span_ns
+        until_ns = last_ns if rows is None else rows.until(last_ns, is_tape_over)
+        if isinstance(self._sink, Replay):
+            self._sink.grid.close(until_ns)
+        elif rows is not None and self._sink is not None:
+            self._sink.close(until_ns)
+        if rows is not None:
+            session = rows.finish(self.instrument, is_tape_over)
+            if session is not None:
+                yield session
+
+    def _account(self, num_sessions: int) -> TapeReport:
+        source = self.reader.source
+        evicted: list[EvictedOrder] = self._sink.evicted if isinstance(self._sink, Replay) else []
+        return TapeReport(
+            source=joined([str(path) for path in source.paths], "and"),
+            format=self.reader.name,
+            instrument=self.instrument,
+            detected=self.reader.detected(),
+            first_ns=self._first_ns,
+            last_ns=self._last_ns,
+            num_sessions=num_sessions,
+            counts=self._counts,
+            first_unreadable=source.first_unreadable,
+            evicted=tuple(evicted),
+        )
+
+
+def read_tape(
+    paths: Paths,
+    *,
+    format: str | None = None,  # noqa: A002  # what users call it
+    instrument: str | None = None,
+    sessions: Sessions | None = None,
+    grid: GridOptions | None = None,
+    policy: Policy | None = None,
+    options: Mapping[str, Any] | None = None,
+    max_unreadable_share: float = 0.001,
+    progress: Progress | None = None,
+) -> Tape:
+    """Read market data files as sessions of rows on a grid, without look-ahead.
+
+    Args:
+        paths: a file, or several that continue each other, in order.
+        format: name of a reader; recognised by content if None.
+        instrument: name in the sessions' keys; if None, as the files say, or the file's name.
+        sessions: where sessions begin and end; by default by UTC day.
+        grid: which instants get a row, and its columns; the format's own default if None.
+        policy: rows of a book that shows no market; the format's own default if None.
+        options: of the reader: what it would detect, or can't know.
+        max_unreadable_share: largest share of lines that may be left out.
+        progress: called with the bytes read and the bytes of the file.
+
+    Returns:
+        An iterator of sessions, one at a time; afterwards its `report` tells what became of
+        everything.
+
+    Raises:
+        TapeError: a file isn't recognised, or an option is wrong. Reading raises more.
+    """
+    given = [paths] if isinstance(paths, Path | str) else list(paths)
+    if not given:
+        raise TapeError("paths", expected="one file or more", found="none", fix="Give a path")
+    files = [Path(path) for path in given]
+    kinds = [detect(file) for file in files] if format is None else [_named(format)]
+    if other := next((n for n, kind in enumerate(kinds) if kind is not kinds[0]), None):
+        raise TapeError(
+            files[other],
+            expected=f"{kinds[0].name}, as {files[0]} is",
+            found=kinds[other].name,
+            fix="Read files of different formats one by one",
+        )
+    kind = kinds[0]
+    source = Source(files, Counts(), max_unreadable_share, progress)
+    return Tape(
+        kind(source, _options(kind, options or {})),
+        instrument,
+        sessions or kind.sessions(),
+        grid or kind.grid,
+        policy or kind.policy,
+    )
+
+
+def read_orders(
+    path: Path | str,
+    *,
+    instrument: str,
+    sessions: Sessions | None = None,
+    grid: GridOptions | None = None,
+    policy: Policy | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> tuple[list[Session], TapeReport]:
+    """All sessions of an order-by-order CSV file, and the account of its lines.
+
+    `read_tape(path, format="orders", …)` gives them one at a time; the arguments are the same.
+
+    Raises:
+        TapeError: the file can't be read as what it claims to be, or gives no valid row.
+    """
+    share = options.pop("max_unreadable_share", 0.001)
+    tape = read_tape(
+        path,
+        format="orders",
+        instrument=instrument,
+        sessions=sessions,
+        grid=grid,
+        policy=policy,
+        options=options,
+        max_unreadable_share=share,
+        progress=progress,
+    )
+    return list(tape), tape.report
+
+
+def _named(name: str) -> type[Reader]:
+    if name in READERS:
+        return READERS[name]
+    nearest = difflib.get_close_matches(name, READERS, n=1)
+    raise TapeError(
+        "format",
+        expected=joined(list(READERS)),
+        found=repr(name),
+        fix=f"Write {nearest[0]}, the nearest" if nearest else "Give one of them, or none",
+    )
+
+
+def _options(kind: type[Reader], given: Mapping[str, Any]) -> Any:
+    names = [field.name for field in dataclasses.fields(kind.Options)]
+    for name in given:
+        if name not in names:
+            nearest = difflib.get_close_matches(name, names, n=1)
+            raise TapeError(
+                f"options of {kind.name}",
+                expected=joined(names) if names else "none",
+                found=name,
+                fix=f"Write {nearest[0]}, the nearest" if nearest else "Leave it out",
+            )
+    return kind.Options(**given)
+
+
+def _with_times(block: Block, times_ns: Int64Array) -> Block:
+    if isinstance(block, OrderEvents | LevelEvents):
+        return block._replace(times_ns=times_ns)
+    return dataclasses.replace(block, times_ns=times_ns)
