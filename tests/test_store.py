@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as nps
 
 from tapeline.errors import StoreError
 from tapeline.session import Session, SessionKey
-from tapeline.store import FORMATS, Shards, write_shards
+from tapeline.store import EVERY_FORMAT, FORMATS, Shards, write_shards
 
 COLUMNS = ("mid", "bid, best", 'ask "best"')
 ODD = np.array(
@@ -64,7 +64,7 @@ def refused(where: object, message: str):
     return pytest.raises(StoreError, match=f"^{re.escape(f'{where}: {message}')}$")
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", EVERY_FORMAT)
 class TestEveryFormat:
     """What holds for a store whatever format it lies in."""
 
@@ -95,9 +95,10 @@ class TestEveryFormat:
         with pytest.raises(ValueError, match="read-only"):
             shards.values(0)[0, 0] = 1
 
-    def test_odd_floats_keep_every_bit(self, tmp_path: Path, fmt: str) -> None:
-        write_shards([ODD], tmp_path, fmt)
-        assert bits(Shards(tmp_path, fmt).mm) == bits(ODD)
+    @pytest.mark.parametrize("odd", [ODD, np.full((3, 3), -0.0, np.float32)])
+    def test_odd_floats_keep_every_bit(self, tmp_path: Path, fmt: str, odd) -> None:
+        write_shards([odd], tmp_path, fmt)
+        assert bits(Shards(tmp_path, fmt).mm) == bits(odd)
 
     def test_nan_and_infinity_are_refused_and_named(self, tmp_path: Path, fmt: str) -> None:
         values = ODD.copy()
@@ -220,7 +221,7 @@ class TestEveryFormat:
 
     def test_the_size_is_that_of_all_files(self, tmp_path: Path, fmt: str) -> None:
         write_shards([session("A"), session("B")], tmp_path, fmt)
-        files = [p.stat().st_size for p in (tmp_path / fmt).iterdir()]
+        files = [p.stat().st_size for p in (tmp_path / fmt).rglob("*") if p.is_file()]
         assert Shards(tmp_path, fmt).bytes == sum(files)
 
     def test_a_pickled_store_opens_itself_again(self, tmp_path: Path, fmt: str) -> None:
@@ -300,7 +301,7 @@ def fingerprint(root: Path, *sessions: Session, fmt: str = "mmap") -> str:
 
 def test_all_formats_have_one_fingerprint(tmp_path: Path) -> None:
     nan = session("B", values=np.full((4, 3), np.nan), valid=np.zeros(4, np.bool_))
-    assert len({fingerprint(tmp_path, session(), nan, fmt=fmt) for fmt in FORMATS}) == 1
+    assert len({fingerprint(tmp_path, session(), nan, fmt=fmt) for fmt in EVERY_FORMAT}) == 1
 
 
 def changed(name: str, row: int) -> np.ndarray:
@@ -345,10 +346,11 @@ def test_a_fingerprint_changes_with_order_and_cuts(tmp_path: Path) -> None:
 
 
 def test_the_fastest_format_there_is_opened(tmp_path: Path) -> None:
-    for fmt in reversed(FORMATS):
+    for fmt in reversed(EVERY_FORMAT):
         write_shards([ODD], tmp_path, fmt)
         assert Shards(tmp_path).fmt == fmt
-    assert FORMATS == ("mmap", "npy", "csv")
+    assert EVERY_FORMAT == ("mmap", "npy", "zarr", "csv")
+    assert FORMATS == ("mmap", "npy", "csv")  # what needs no extra
     assert Shards(str(tmp_path), "csv").fmt == "csv"
 
 
@@ -358,7 +360,7 @@ def test_the_fastest_format_there_is_opened(tmp_path: Path) -> None:
         (
             [],
             None,
-            "expected a store in mmap or npy or csv format, found no store. "
+            "expected a store in mmap or npy or zarr or csv format, found no store. "
             "Make one with `tapeline ingest` or `write_shards`.",
         ),
         (
@@ -386,12 +388,12 @@ def test_an_unknown_format_is_refused_for_reading_and_writing(tmp_path: Path) ->
     write_shards([ODD], tmp_path, "npy")
     with refused(
         "format 'parquet'",
-        "expected one of mmap, npy, csv, found another name. Choose mmap for training.",
+        "expected one of mmap, npy, zarr, csv, found another name. Choose mmap for training.",
     ):
         write_shards([ODD], tmp_path, "parquet")
     with refused(
         "format 'parquet'",
-        "expected one of mmap, npy, csv, found another name. Choose mmap for training.",
+        "expected one of mmap, npy, zarr, csv, found another name. Choose mmap for training.",
     ):
         Shards(tmp_path, "parquet")
 

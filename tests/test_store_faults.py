@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tapeline.errors import StoreError
 from tapeline.files import ASIDE, canonical_json
 from tapeline.session import Session, SessionKey
-from tapeline.store import FORMATS, Shards, write_shards
+from tapeline.store import EVERY_FORMAT, Shards, write_shards
 
 INDEX_FIX = "Write the store again with this version of tapeline."
 FILES = {
@@ -28,9 +28,25 @@ FILES = {
         for number in (0, 1)
         for name in ("age_ns", "times", "values")
     ],
+    "zarr": [
+        *(
+            f"session-0000{number}-{digest}/{name}"
+            for number, digest in ((0, "65f3e264dd82ea18"), (1, "79fc8e14df428da3"))
+            for name in (
+                "age_ns/c/0",
+                "age_ns/zarr.json",
+                "times/c/0",
+                "times/zarr.json",
+                "values/c/0/0",
+                "values/zarr.json",
+                "zarr.json",
+            )
+        ),
+        "zarr.json",
+    ],
     "csv": ["session-00000.csv", "session-00001.csv"],
 }
-EACH_FILE = [(fmt, name) for fmt in FORMATS for name in FILES[fmt]]
+EACH_FILE = [(fmt, name) for fmt in EVERY_FORMAT for name in FILES[fmt]]
 
 
 def sessions() -> list[Session]:
@@ -50,15 +66,23 @@ def sessions() -> list[Session]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
     """The bytes of a whole store: format, then file."""
     root = tmp_path_factory.mktemp("whole")
-    for fmt in FORMATS:
+    for fmt in EVERY_FORMAT:
         write_shards(sessions(), root, fmt)
-    return {fmt: {p.name: p.read_bytes() for p in (root / fmt).iterdir()} for fmt in FORMATS}
+    return {
+        fmt: {
+            path.relative_to(root / fmt).as_posix(): path.read_bytes()
+            for path in (root / fmt).rglob("*")
+            if path.is_file()
+        }
+        for fmt in EVERY_FORMAT
+    }
 
 
 def lay(root: Path, fmt: str, files: dict[str, bytes]) -> Path:
     folder = root / fmt
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
 
@@ -192,7 +216,7 @@ def test_a_changed_byte_of_another_shape_is_told_at_open(tmp_path, whole) -> Non
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_no_flipped_byte_of_the_index_goes_unnoticed(tmp_path_factory, whole, data) -> None:
-    fmt = data.draw(st.sampled_from(FORMATS))
+    fmt = data.draw(st.sampled_from(EVERY_FORMAT))
     content = whole[fmt]["index.json"]
     changed = flipped(
         content, data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(1, 255))
@@ -306,7 +330,7 @@ def kill_after(root: Path, fmt: str, sessions_written: int) -> None:
     assert writer.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", EVERY_FORMAT)
 @pytest.mark.parametrize("sessions_written", [1, 39])
 def test_a_killed_writer_leaves_no_store_and_no_hindrance(
     tmp_path: Path, fmt: str, sessions_written: int
@@ -320,7 +344,7 @@ def test_a_killed_writer_leaves_no_store_and_no_hindrance(
     assert Shards(tmp_path).verify() == []
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", EVERY_FORMAT)
 def test_a_killed_replacement_leaves_the_old_store(tmp_path: Path, fmt: str) -> None:
     write_shards(sessions(), tmp_path, fmt)
     before = Shards(tmp_path, fmt).fingerprint
@@ -353,7 +377,7 @@ def test_a_store_killed_before_its_last_rename_never_opens(tmp_path: Path) -> No
         try:
             opened.append(Shards(root).verify())
         except StoreError as error:
-            assert str(error).startswith(f"{root}: expected a store in mmap or npy or csv")
+            assert str(error).startswith(f"{root}: expected a store in mmap or npy or zarr or csv")
         if done.returncode == 0:
             break
     # whole only once renamed: killed at the two syncs of the folders above, or not at all

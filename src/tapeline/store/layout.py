@@ -6,27 +6,31 @@ The index is written last and hashed over itself; a folder without one is not a 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Any, Final, Literal
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tapeline.errors import StoreError
-from tapeline.files import atomic_write, canonical_json
-from tapeline.session import SessionKey
+from tapeline.files import canonical_json
+from tapeline.session import BoolArray, Session, SessionKey
+from tapeline.store.place import Place
 
-FORMATS = ("mmap", "npy", "csv")  # fastest first: the order in which `Shards(root)` looks
+EVERY_FORMAT = ("mmap", "npy", "zarr", "csv")  # the order in which `Shards(root)` looks
+FORMATS = ("mmap", "npy", "csv")  # those that need no extra
 VERSION: Final = 1
 INDEX = "index.json"
 
 
 def check_format(fmt: str) -> None:
     """Refuse the name of a format that doesn't exist, with a `StoreError`."""
-    if fmt not in FORMATS:
+    if fmt not in EVERY_FORMAT:
         raise StoreError(
             f"format {fmt!r}",
-            expected=f"one of {', '.join(FORMATS)}",
+            expected=f"one of {', '.join(EVERY_FORMAT)}",
             found="another name",
             fix="Choose mmap for training",
         )
@@ -64,13 +68,25 @@ class SessionEntry(_Frozen):
         """The session's key."""
         return SessionKey(self.instrument, self.date, self.segment)
 
+    def valid(self) -> BoolArray:
+        """Which rows windows may touch, bool `[rows]`."""
+        mask = np.ones(self.rows, np.bool_)
+        for start, stop in self.invalid:
+            mask[start:stop] = False
+        return mask
+
+    def digest(self, columns: list[str]) -> str:
+        """The xxh3-128 of all that the session is, wherever in a store it lies."""
+        content = self.model_dump(mode="json", exclude={"offset"})
+        return xxhash.xxh3_128_hexdigest(canonical_json([columns, content]).encode())
+
 
 class StoreIndex(_Frozen):
     """Everything about a store but its numbers."""
 
     format: Literal["tapeline store"] = "tapeline store"
     version: Literal[1] = VERSION
-    fmt: Literal["mmap", "npy", "csv"]
+    fmt: Literal["mmap", "npy", "zarr", "csv"]
     dtype: Literal["<f4"] = "<f4"
     columns: list[str]
     beside: list[str]
@@ -82,32 +98,52 @@ class StoreIndex(_Frozen):
         """Rows of all sessions together."""
         return sum(entry.rows for entry in self.sessions)
 
+    def raw_bytes(self, number: int) -> int:
+        """Bytes of one session's arrays, uncompressed."""
+        return self.sessions[number].rows * (4 * len(self.columns) + 8 * len(self.beside))
+
     def fingerprint(self) -> str:
         """What the data is, whatever format it lies in: xxh3-128 over columns and sessions."""
         content = self.model_dump(mode="json", include={"columns", "sessions"})
         return xxhash.xxh3_128_hexdigest(canonical_json(content).encode())
 
-    def save(self, folder: Path) -> None:
-        """Write the index, with a hash over itself."""
-        content = self.model_dump(mode="json")
-        content["xxh3"] = xxhash.xxh3_128_hexdigest(canonical_json(content).encode())
-        atomic_write(folder / INDEX, canonical_json(content))
+    def digest(self) -> str:
+        """The hash of the index over itself."""
+        return xxhash.xxh3_128_hexdigest(canonical_json(self.model_dump(mode="json")).encode())
+
+    def restore(self, number: int, load: Callable[[str], npt.NDArray[Any]]) -> Session:
+        """One session as it was written; `load` gives its arrays by name."""
+        entry = self.sessions[number]
+        return Session(
+            entry.key,
+            load("values"),
+            tuple(self.columns),
+            load("times") if "times" in self.beside else None,
+            load("age_ns") if "age_ns" in self.beside else None,
+            entry.valid(),
+            entry.origin,
+        )
+
+    def save(self, place: Place) -> None:
+        """Write the index, with a hash over itself: the commit of a store."""
+        content = {**self.model_dump(mode="json"), "xxh3": self.digest()}
+        place.commit(INDEX, canonical_json(content).encode())
 
     @classmethod
-    def load(cls, folder: Path) -> StoreIndex:
-        """Read and check the index of one format's folder.
+    def load(cls, place: Place, fmt: str) -> StoreIndex:
+        """Read and check the index of one format's place.
 
         Raises:
             StoreError: it is missing, damaged, of another version, or of another format.
         """
-        path = folder / INDEX
+        path = f"{place}/{INDEX}"
         try:
-            content = path.read_bytes()
+            content = place.read([INDEX])[0]
         except OSError as error:
             raise StoreError(
                 path,
                 expected="the index of a store",
-                found=error.strerror or str(error),
+                found=error.strerror or "no file",
                 fix="Write the store again with `tapeline ingest` or `write_shards`",
             ) from None
         try:
@@ -122,10 +158,10 @@ class StoreIndex(_Frozen):
                 found="another version" if version else "damaged bytes",
                 fix="Write the store again with this version of tapeline",
             ) from None
-        if index.fmt != folder.name:
+        if index.fmt != fmt:
             raise StoreError(
-                folder,
-                expected=f"shards in {folder.name} format",
+                place,
+                expected=f"shards in {fmt} format",
                 found=f"those in {index.fmt} format",
                 fix=f"Rename the folder to {index.fmt}",
             )

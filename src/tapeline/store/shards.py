@@ -4,27 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import xxhash
 
 from tapeline.errors import StoreError
-from tapeline.files import xxh3_file
 from tapeline.session import BoolArray, Float32Array, Int64Array, Session, SessionKey
-from tapeline.store.formats import READERS
-from tapeline.store.layout import FORMATS, INDEX, StoreIndex, check_format
-from tapeline.store.write import content_hash
+from tapeline.store.cache import cached_reader
+from tapeline.store.formats import Reader
+from tapeline.store.intake import content_hash
+from tapeline.store.layout import INDEX
+from tapeline.store.place import Root, is_url
+from tapeline.store.source import open_reader
 
 
 class Shards:
     """The sessions of a store, opened for reading.
 
-    Sizes of all files are checked here; contents by `verify`. An open store keeps no file handle
-    of its own beyond the mapping, and is safe to use from several threads.
+    Sizes of all files are checked here; contents by `verify`, and of zarr shards here too. An open
+    store keeps no file handle of its own beyond the mapping, is safe to use from several threads,
+    and goes on showing the sessions it was opened with when others are appended.
 
     Args:
-        root: the store's folder.
-        fmt: "mmap", "npy" or "csv"; by default the fastest that is there. "mmap" maps the file,
-            the other two read every row into memory.
+        root: the store's folder, or a URL that fsspec knows (`s3://bucket/prefix`), where zarr
+            shards lie; credentials and endpoint come from the environment.
+        fmt: "mmap", "npy", "zarr" or "csv"; by default the fastest that is there. "mmap" maps the
+            file, the others read every row into memory, unless there is a cache.
+        cache: a folder of this machine. The sessions are decoded into a memory-mapped file there,
+            each compared with its hash before it counts; only what is missing is fetched, so that
+            a later open decodes nothing. Processes may share it.
+        cache_bytes: the most that the cache folder may hold, in bytes. A store that is larger is
+            refused before anything is fetched; for one that fits, whole other stores are deleted
+            from the cache, the longest unused first. By default the bound is the free disk.
 
     Attributes:
         mm: float32 `[rows, columns]`, all sessions one after the other, read-only.
@@ -32,18 +45,31 @@ class Shards:
         offsets: int64 `[sessions + 1]`, session s is rows `offsets[s]` to `offsets[s + 1]` of `mm`.
         columns: the names of the columns.
         fingerprint: what the data is; equal for the same sessions in any format.
+        folder: where the shards of this format lie: a path, or a URL.
 
     Raises:
-        StoreError: there is no such store, its index is damaged, or a file's size disagrees.
+        StoreError: there is no such store, its index is damaged, a file's size disagrees, an
+            object is damaged or can't be fetched, or the cache is too small.
     """
 
-    def __init__(self, root: Path | str, fmt: str | None = None) -> None:
-        self.root = Path(root)
-        self.folder = _find(self.root, fmt)
-        self.index = StoreIndex.load(self.folder)
+    def __init__(
+        self,
+        root: Root,
+        fmt: str | None = None,
+        *,
+        cache: Path | str | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        self.root: Root = root if is_url(root) else Path(root)
+        source = open_reader(self.root, fmt)
+        self.index = source.index
         self.fmt: str = self.index.fmt
-        self._check_sizes()
-        self._reader = READERS[self.fmt](self.folder, self.index)
+        self.folder: Root = str(source.place) if is_url(root) else source.place.folder
+        self._source = source
+        self._cache = (cache, cache_bytes)
+        self._reader: Reader = (
+            source if cache is None else cached_reader(source, Path(cache), cache_bytes)
+        )
         self.mm: Float32Array = self._reader.matrix()
         self.mm.flags.writeable = False
         self.lengths: Int64Array = np.array([e.rows for e in self.index.sessions], np.int64)
@@ -51,9 +77,9 @@ class Shards:
         self.columns: tuple[str, ...] = tuple(self.index.columns)
         self.fingerprint: str = self.index.fingerprint()
 
-    def __reduce__(self) -> tuple[type[Shards], tuple[Path, str]]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Another process opens the store itself: a pickled mapping would copy every row.
-        return Shards, (self.root, self.fmt)
+        return _reopen, (self.root, self.fmt, *self._cache)
 
     def __len__(self) -> int:
         """The number of sessions."""
@@ -68,7 +94,7 @@ class Shards:
     def bytes(self) -> int:
         """Bytes of all files, the index included."""
         files = sum(entry.bytes for entry in self.index.files.values())
-        return files + (self.folder / INDEX).stat().st_size
+        return files + self._source.place.sizes()[INDEX]
 
     def column(self, name: str) -> int:
         """The position of a column.
@@ -91,10 +117,7 @@ class Shards:
 
     def valid(self, number: int) -> BoolArray:
         """Which rows of one session windows may touch, bool `[rows]`."""
-        mask = np.ones(int(self.lengths[number]), np.bool_)
-        for start, stop in self.index.sessions[number].invalid:
-            mask[start:stop] = False
-        return mask
+        return self.index.sessions[number].valid()
 
     def times(self, number: int) -> Int64Array | None:
         """The times of one session, int64 ns UTC `[rows]`; None where the store has none."""
@@ -106,16 +129,7 @@ class Shards:
 
     def session(self, number: int) -> Session:
         """One session as it was written."""
-        entry = self.index.sessions[number]
-        return Session(
-            entry.key,
-            self.values(number),
-            self.columns,
-            self.times(number),
-            self.age_ns(number),
-            self.valid(number),
-            entry.origin,
-        )
+        return self.index.restore(number, lambda name: self._part(number, name))
 
     def sessions(self) -> Iterator[Session]:
         """All sessions in order."""
@@ -124,65 +138,38 @@ class Shards:
     def verify(self) -> list[str]:
         """Read every byte and compare it with the hashes in the index.
 
+        With a cache it is the cache that is read, which is what a run trains from.
+
         Returns:
             One sentence for each file or session that differs; empty when all is well.
         """
+        place = self._reader.place
         found: list[str] = []
-        for name, file in self.index.files.items():
-            if file.xxh3 is not None and xxh3_file(self.folder / name) != file.xxh3:
-                found.append(f"{self.folder / name}: the bytes differ from those written")
+        for name, file in self._reader.index.files.items():
+            if file.xxh3 and file.xxh3 != xxhash.xxh3_128_hexdigest(place.read([name])[0]):
+                found.append(f"{place}/{name}: the bytes differ from those written")
         for number, entry in enumerate(self.index.sessions):
             for name, written in entry.xxh3.items():
                 try:
-                    part = (
-                        self.values(number)
-                        if name == "values"
-                        else self._reader.beside(number, name)
-                    )
+                    part = self._part(number, name)
                 except StoreError as error:
                     found.append(str(error))
                     continue
                 if content_hash(part) != written:
                     found.append(
-                        f"{self.folder}: session {entry.key}, {name}: the content differs from "
-                        "what was written"
+                        f"{place}: session {entry.key}, {name}: the content differs from what "
+                        "was written"
                     )
         return found
+
+    def _part(self, number: int, name: str) -> npt.NDArray[Any]:
+        return self.values(number) if name == "values" else self._reader.load(number, name)
 
     def _beside(self, number: int, name: str) -> Int64Array | None:
         if name not in self.index.beside:
             return None
-        return self._reader.beside(number, name)
-
-    def _check_sizes(self) -> None:
-        for name, entry in self.index.files.items():
-            path = self.folder / name
-            found = path.stat().st_size if path.is_file() else None
-            if found != entry.bytes:
-                raise StoreError(
-                    path,
-                    expected=f"{entry.bytes:,} bytes, as the store's index says",
-                    found="no file" if found is None else f"{found:,} bytes",
-                    fix="Copy the file again, or write the store again",
-                )
+        return self._reader.load(number, name)
 
 
-def _find(root: Path, fmt: str | None) -> Path:
-    """The folder of the wanted format, or of the fastest one there is."""
-    if fmt is not None:
-        check_format(fmt)
-    here = [name for name in FORMATS if (root / name / INDEX).is_file()]
-    wanted = FORMATS if fmt is None else (fmt,)
-    for name in here:
-        if name in wanted:
-            return root / name
-    raise StoreError(
-        root,
-        expected=f"a store in {' or '.join(wanted)} format",
-        found=f"one in {', '.join(here)}" if here else "no store",
-        fix=(
-            f"Convert it with `tapeline store convert {root} --to {fmt}`"
-            if here
-            else "Make one with `tapeline ingest` or `write_shards`"
-        ),
-    )
+def _reopen(root: Root, fmt: str, cache: Path | str | None, cache_bytes: int | None) -> Shards:
+    return Shards(root, fmt, cache=cache, cache_bytes=cache_bytes)

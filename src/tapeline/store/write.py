@@ -1,186 +1,141 @@
-"""Writing a store: one session in memory at a time, aside, and renamed when whole."""
+"""Writing a store: one session in memory at a time, and nothing of it a store until it is whole.
+
+In a folder the whole is written aside and renamed. Behind a URL, where nothing can be renamed, the
+objects are written under names that no other content has, and the index last.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, get_args
 
-import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from tapeline.errors import StoreError
 from tapeline.files import atomic_folder
-from tapeline.session import BoolArray, Session, SessionKey, as_session
-from tapeline.store.formats import WRITERS, parts
-from tapeline.store.layout import SessionEntry, StoreIndex, check_format
+from tapeline.session import Session, as_session
+from tapeline.store.formats import WRITERS
+from tapeline.store.intake import Intake, NanPolicy
+from tapeline.store.layout import INDEX, FileEntry, StoreIndex, check_format
+from tapeline.store.place import Folder, Place, Root, is_url, place_of
 
-NanPolicy = Literal["refuse", "mark"]
+Sessions = Iterable[Session | npt.ArrayLike]
 
 
 def write_shards(
-    sessions: Iterable[Session | npt.ArrayLike],
-    root: Path | str,
+    sessions: Sessions,
+    root: Root,
     fmt: str,
     *,
     nan: NanPolicy = "refuse",
     replace: bool = False,
-) -> Path:
+) -> Path | str:
     """Write sessions as shards of one format into the store at `root`.
 
     Args:
         sessions: sessions, or plain arrays `[rows, columns]`; read one at a time.
-        root: the store's folder; the shards go to its subfolder `fmt`.
-        fmt: "mmap" (one float32 file), "npy" (a file per session) or "csv" (to look at).
+        root: the store's folder; the shards go to its subfolder `fmt`. With zarr also a URL that
+            fsspec knows (`s3://bucket/prefix`); one writer at a time there.
+        fmt: "mmap" (one float32 file), "npy" (a file per session), "zarr" (compressed; needs the
+            `remote` extra) or "csv" (to look at).
         nan: what to do with a row that holds NaN or infinity and isn't marked invalid:
             "refuse" the whole, or "mark" the row invalid, so that no window touches it.
-        replace: write over shards of this format that are already there.
+        replace: write over shards of this format that are already there. Behind a URL every
+            object under the old shards' prefix is deleted after the new ones are whole.
 
     Returns:
-        The folder written.
+        The folder or URL written.
 
     Raises:
         StoreError: no sessions, an unknown format, columns or keys that don't fit together, a
-            value that isn't finite, or shards already there. Nothing is left behind.
+            value that isn't finite, or shards already there. Nothing is left behind in a folder;
+            objects behind a URL stay, without an index that names them.
     """
     check_format(fmt)
-    if nan not in get_args(NanPolicy):
-        raise StoreError(
-            f"nan={nan!r}",
-            expected=f"one of {', '.join(get_args(NanPolicy))}",
-            found="another name",
-            fix="Refuse rows that aren't finite, or mark them invalid",
-        )
-    folder = Path(root) / fmt
+    intake = Intake(nan)
+    place = place_of(root, fmt)
+    if is_url(root):
+        _write_objects(sessions, root, fmt, intake, replace=replace)
+        return str(place)
     with contextlib.ExitStack() as stack:
         try:
-            unfinished = stack.enter_context(atomic_folder(folder, replace=replace))
+            unfinished = stack.enter_context(atomic_folder(place.folder, replace=replace))
         except (FileExistsError, NotADirectoryError):
-            raise StoreError(
-                folder,
-                expected="a place for new shards",
-                found="files already there",
-                fix="Choose another folder, or replace them with `--replace` (`replace=True`)",
-            ) from None
-        _write(sessions, unfinished, fmt, nan)
-    return folder
+            raise _occupied(place) from None
+        index = _write(sessions, Folder(unfinished), fmt, intake, root)
+        index.save(Folder(unfinished))
+    return place.folder
 
 
-def _write(
-    sessions: Iterable[Session | npt.ArrayLike], folder: Path, fmt: str, nan: NanPolicy
+def _write_objects(
+    sessions: Sessions, root: Root, fmt: str, intake: Intake, *, replace: bool
 ) -> None:
-    writer = WRITERS[fmt](folder)
-    entries: list[SessionEntry] = []
-    seen: set[SessionKey] = set()
-    first: Session | None = None
-    offset = 0
+    place = place_of(root, fmt)
+    before = raw_index(place)
+    if before is not None and not replace:
+        raise _occupied(place)
+    index = _write(sessions, place, fmt, intake, root)
+    check_unchanged(place, before)
+    index.save(place)
+    if replace:
+        place.remove([name for name in place.sizes() if name not in {INDEX, *index.files}])
+
+
+def _write(sessions: Sessions, place: Place, fmt: str, intake: Intake, root: Root) -> StoreIndex:
+    writer = WRITERS[fmt](place, None)
     try:
         for number, value in enumerate(sessions):
-            session = as_session(value, number)
-            first = session if first is None else first  # a session without rows is falsy
-            _check_fits(session, first, seen)
-            seen.add(session.key)
-            valid = _valid_rows(session, nan)
-            session = _with_one_nan(session)
-            writer.add(number, session)
-            entries.append(_entry(session, offset, valid))
-            offset += len(session)
+            admitted = intake.admit(as_session(value, number))
+            assert admitted is not None, "a new store holds nothing"
+            writer.add(number, *admitted)
     finally:
         writer.close()
-    if first is None:
+    if not intake.entries:
         raise StoreError(
-            folder.parent,
+            root,
             expected="at least one session",
             found="none",
             fix="Check that the input holds rows, and what the reader's report says was dropped",
         )
-    index = StoreIndex(
+    return index_of(fmt, intake, writer.files)
+
+
+def index_of(fmt: str, intake: Intake, files: dict[str, FileEntry]) -> StoreIndex:
+    """The index of what came in."""
+    return StoreIndex(
         fmt=fmt,
-        columns=list(first.columns),
-        beside=[name for name in parts(first) if name != "values"],
-        sessions=entries,
-        files=dict(sorted(writer.files.items())),
-    )
-    index.save(folder)
-
-
-def _check_fits(session: Session, first: Session, seen: set[SessionKey]) -> None:
-    """One store has one list of columns, the same arrays beside, and each key once."""
-    if session.columns != first.columns:
-        raise StoreError(
-            f"session {session.key}",
-            expected=f"the {len(first.columns)} columns of {first.key}: {_some(first.columns)}",
-            found=f"{len(session.columns)}: {_some(session.columns)}",
-            fix="Write sessions of other columns to a store of their own",
-        )
-    if list(parts(session)) != list(parts(first)):
-        raise StoreError(
-            f"session {session.key}",
-            expected=f"{', '.join(parts(first))}, as {first.key} has",
-            found=", ".join(parts(session)),
-            fix="Give all sessions times and ages, or none",
-        )
-    if session.key in seen:
-        raise StoreError(
-            f"session {session.key}",
-            expected="a key that no other session has",
-            found="the same instrument, date and segment twice",
-            fix="Number the segments of a date, or drop the repeated session",
-        )
-
-
-def _some(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-
-
-def _valid_rows(session: Session, nan: NanPolicy) -> BoolArray:
-    valid = np.ones(len(session), np.bool_) if session.valid is None else session.valid
-    finite = np.isfinite(session.values).all(axis=1)
-    bad = valid & ~finite
-    if nan == "refuse" and bad.any():
-        row = int(np.argmax(bad))
-        column = int(np.argmax(~np.isfinite(session.values[row])))
-        raise StoreError(
-            f"session {session.key}, row {row}, column {session.columns[column]}",
-            expected="finite values",
-            found=f"{session.values[row, column]}, the first of {int(bad.sum())} such rows",
-            fix='Mend the values, or keep windows off such rows with nan="mark"',
-        )
-    return valid & finite
-
-
-def _with_one_nan(session: Session) -> Session:
-    """The same session with every NaN of the same bits: text can't keep a NaN's payload."""
-    missing = np.isnan(session.values)
-    if not missing.any():
-        return session
-    values = np.where(missing, np.float32(np.nan), session.values)
-    return Session(
-        session.key, values, session.columns, session.times, session.age_ns, origin=session.origin
+        columns=intake.columns,
+        beside=intake.beside,
+        sessions=intake.entries,
+        files=dict(sorted(files.items())),
     )
 
 
-def _entry(session: Session, offset: int, valid: BoolArray) -> SessionEntry:
-    return SessionEntry(
-        instrument=session.key.instrument,
-        date=session.key.date,
-        segment=session.key.segment,
-        rows=len(session),
-        offset=offset,
-        origin=session.origin,
-        xxh3={name: content_hash(array) for name, array in parts(session).items()},
-        invalid=ranges(~valid),
+def raw_index(place: Place) -> bytes | None:
+    """The bytes of the index as it is; None where there is no store."""
+    try:
+        return place.read([INDEX])[0]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def check_unchanged(place: Place, before: bytes | None) -> None:
+    """Refuse to commit over the work of another writer, where no lock held it off."""
+    if raw_index(place) != before:
+        raise StoreError(
+            place,
+            expected="one writer at a time",
+            found="an index that another one wrote meanwhile",
+            fix="Start again: what the other one wrote is kept",
+        )
+
+
+def _occupied(place: Place) -> StoreError:
+    """What to say where shards are already."""
+    return StoreError(
+        place,
+        expected="a place for new shards",
+        found="files already there",
+        fix="Choose another folder, or replace them with `--replace` (`replace=True`)",
     )
-
-
-def content_hash(array: npt.NDArray[Any]) -> str:
-    """The xxh3-128 of an array's bytes in C order."""
-    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(array).data)
-
-
-def ranges(mask: BoolArray) -> list[tuple[int, int]]:
-    """The runs of True in `mask` as `[start, stop)` pairs."""
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
