@@ -159,16 +159,19 @@ class BookGrid:
 
     def _row(self, rows: Rows, instant_ns: int) -> tuple[int, int, int, list[float]]:
         """Instant, since when, mark, and values of one row."""
-        kind, since_ns = self.kind(), self.last_ns
+        kind = self.kind()
         limit_ns = self._limits_ns[kind]
+        since_ns, sides = self.last_ns, self._held
         if limit_ns == KEEP:
-            mark = ONE_SIDED if kind == ONE_SIDED else GOOD
-            return instant_ns, since_ns, mark, self._values(rows, *self._top())
-        since_ns = self._bad_since_ns
-        if self._held is None or instant_ns - since_ns > limit_ns:
-            return instant_ns, since_ns, kind, [math.nan] * (1 + 4 * self._depth)
-        self._counts.rows_held += 1
-        return instant_ns, since_ns, GOOD, self._values(rows, *self._held)
+            sides = self._top()
+        else:
+            since_ns = self._bad_since_ns
+            if sides is None or instant_ns - since_ns > limit_ns:
+                return instant_ns, since_ns, kind, [math.nan] * (1 + 4 * self._depth)
+            self._counts.rows_held += 1
+        assert sides is not None
+        mark = GOOD if all(sides) else ONE_SIDED
+        return instant_ns, since_ns, mark, self._values(rows, *sides)
 
     def _values(self, rows: Rows, bids: _Side, asks: _Side) -> list[float]:
         """Differences are exact, and rounded once each."""
