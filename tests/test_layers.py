@@ -20,7 +20,7 @@ import tapeline
 Source = dict[str, str]
 
 FLOORS = (
-    ("errors", "files", "clock", "world", "machine", "config", "session"),
+    ("errors", "files", "clock", "world", "machine", "config", "session", "reliability"),
     ("tape", "store"),
     ("windows", "checkpoint", "ledger", "signals"),
     ("training", "supervise", "plan", "runs"),
