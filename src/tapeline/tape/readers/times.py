@@ -180,7 +180,7 @@ def _stamps(column: pa.Array, pattern: str) -> pa.Array:
     """Text as timestamps, null where it isn't one of this layout."""
     if pattern != ISO:
         return pc.strptime(column, format=pattern, unit="s", error_is_null=True)
-    # The first that is written says whether the file's times have zones.
-    has_zone = pc.match_substring_regex(column, r"\d{2}:?\d{2}.*(Z|[+-]\d{2}:?(\d{2})?)$")
+    # If one has a zone, one without is unreadable: it can't be told apart from another zone's.
+    has_zone = pc.match_substring_regex(column, r"\d:\d{2}[^-+Z]*(Z|[+-]\d{2}(:?\d{2})?)$")
     kind = pa.timestamp("ns", "UTC") if pc.any(has_zone).as_py() else pa.timestamp("ns")
     return halved(column, lambda part: part.cast(kind), kind)

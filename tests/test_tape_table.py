@@ -1,0 +1,297 @@
+"""Tables with a time column: what is detected, what must be said, and the samples' facts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conformance_tape import TapeConformance, assert_same
+
+from tapeline.errors import TapeError
+from tapeline.tape import Calendar, Gaps, GridOptions, detect, read_tape
+
+SAMPLES = Path(__file__).parents[2] / "shared" / "samples"
+START_S = 1_572_964_200  # 2019-11-05 14:30 UTC, 09:30 in New York
+
+BARS = [
+    "2019-11-05 09:30:00,3080.8,3080.49,3081.47,3080.3,2209795",
+    "2019-11-05 09:31:00,3080.33,3079.36,3080.33,3079.15,1739410",
+    "2019-11-05 09:32:00,3079.43,3079.68,3080.46,3079.43,",
+    "2019-11-05 09:33:00,3079.43,3079.69,3080.46,3079.43,896995",
+    "2019-11-05 09:35:00,3079.5,3079.7,3080.5,3079.4,896996",
+]
+BAR_NAMES = "Date,Open,Close,High,Low,Volume"
+NEW_YORK = {"zone": "America/New_York"}
+
+
+def write(folder: Path, lines: list[str], header: str = BAR_NAMES) -> Path:
+    path = folder / "table.csv"
+    path.write_text("\n".join([header, *lines, ""]))
+    return path
+
+
+def read(path: Path, **options):
+    share = options.pop("max_unreadable_share", 0.001)
+    tape = read_tape(path, options=options, max_unreadable_share=share, format="table")
+    return list(tape), tape.report
+
+
+def refusal(path: Path, **options) -> str:
+    with pytest.raises(TapeError) as error:
+        read(path, **options)
+    return str(error.value).replace(str(path), "FILE")
+
+
+def ticks() -> list[str]:
+    """Ticks of about two a second, with a blank cell and one time without a fraction."""
+    rng = np.random.default_rng(0)
+    lines, at = [], 0
+    for number in range(24):
+        at += int(rng.integers(1, 9)) * 100_000
+        text = str(np.datetime64(START_S * 10**6 + at, "us")).replace("T", " ")
+        text = text.removesuffix(".000000")
+        bid = "" if number == 9 else f"{86.655 + rng.integers(9) / 1000:.3f}"
+        lines.append(f"{text}+00:00,{bid},{86.728:.3f}")
+    return lines
+
+
+class TestTicks(TapeConformance):
+    reader = "table"
+
+    def write(self, folder: Path) -> list[Path]:
+        return [write(folder, ticks(), "timestamp,bid,ask")]
+
+
+class TestParquet(TapeConformance):
+    reader = "table"
+    is_text = False
+
+    def write(self, folder: Path) -> list[Path]:
+        rows = [line.split(",") for line in ticks()]
+        times = [np.datetime64(row[0].removesuffix("+00:00")) for row in rows]
+        table = {
+            "time": pa.array(np.array(times, "M8[us]")).cast(pa.timestamp("us", "UTC")),
+            "bid": pa.array([float(row[1]) if row[1] else None for row in rows]),
+            "size": pa.array(range(len(rows)), pa.int32()),
+        }
+        pq.write_table(pa.table(table), folder / "ticks.parquet", row_group_size=5)
+        return [folder / "ticks.parquet"]
+
+
+def test_a_bar_is_known_at_its_end(tmp_path):
+    (session,), report = read(write(tmp_path, BARS), stamp="open", **NEW_YORK)
+    assert report.detected == {
+        "time": "Date",
+        "time_format": "iso",
+        "columns": "Open,Close,High,Low,Volume",
+        "prices": "Open,Close,High,Low",
+        "interval_s": "60",
+    }
+    assert (session.times // 10**9 - START_S).tolist() == [60, 120, 180, 240, 360]
+    assert session.columns == ("Open", "Close", "High", "Low", "Volume")
+    assert session.origin == 3080.8
+    assert session.values[0].tolist() == pytest.approx([0, -0.31, 0.67, -0.5, 2_209_795], abs=1e-6)
+    assert session.valid.tolist() == [True, True, False, True, True]
+    assert report.counts.rows_missing == 1
+    (closed,), report = read(write(tmp_path, BARS), stamp="close", **NEW_YORK)
+    assert (closed.times // 10**9 - START_S).tolist() == [0, 60, 120, 180, 300]
+    assert "interval_s" not in report.detected
+    (pinned,), _ = read(write(tmp_path, BARS), stamp="open", interval_s=30.5, **NEW_YORK)
+    assert (pinned.times // 10**8 - START_S * 10).tolist() == [305, 905, 1505, 2105, 3305]
+
+
+def test_what_was_detected_can_be_pinned(tmp_path):
+    path = write(tmp_path, BARS)
+    sessions, report = read(path, stamp="open", **NEW_YORK)
+    found = {**report.detected, "interval_s": float(report.detected["interval_s"])}
+    for name in ("columns", "prices"):
+        found[name] = found[name].split(",")
+    again, second = read(path, stamp="open", **NEW_YORK, **found)
+    assert_same(again, sessions)
+    assert second == report
+
+
+def test_columns_and_prices_may_be_chosen(tmp_path):
+    options = {"columns": ["Volume", "Close"], "prices": [], "stamp": "close"}
+    (session,), _ = read(write(tmp_path, BARS), **options, **NEW_YORK)
+    assert session.columns == ("Volume", "Close")
+    assert session.origin == 0
+    assert session.values[0].tolist() == [2_209_795, np.float32(3080.49)]
+
+
+LAYOUTS = [
+    ({"zone": "America/New_York"}, "2019-11-05 09:30:00", "iso"),
+    ({}, "2019-11-05T14:30:00Z", "iso"),
+    ({}, "2019-11-05 15:30+01:00", "iso"),
+    ({"zone": "UTC"}, "20191105 14:30:00", "%Y%m%d %H:%M:%S"),
+    ({"zone": "UTC"}, "5.11.2019 14:30", "%d.%m.%Y %H:%M"),
+    ({"zone": "UTC", "time_format": "%m/%d/%Y %H:%M"}, "11/5/2019 14:30", "%m/%d/%Y %H:%M"),
+    ({"zone": "UTC", "time_format": "%d/%m/%Y %H:%M"}, "5/11/2019 14:30", "%d/%m/%Y %H:%M"),
+    ({"zone": "UTC"}, "11/25/2019 14:30", "%m/%d/%Y %H:%M"),
+]
+
+
+@pytest.mark.parametrize(("options", "text", "layout"), LAYOUTS)
+def test_layouts_of_time(tmp_path, options, text, layout):
+    (session,), report = read(write(tmp_path, [f"{text},1"], "time,price"), **options)
+    days = 20 if "25" in text else 0
+    assert session.times.tolist() == [(START_S + days * 86_400) * 10**9]
+    assert report.detected["time_format"] == layout
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "fraction_ns"),
+    [
+        (f"{START_S}", "s", 0),
+        (f"{START_S}.123456789", "s", 123_456_789),
+        (f"{START_S}123", "ms", 123_000_000),
+        (f"{START_S}123.5", "ms", 123_500_000),
+        (f"{START_S}123456", "us", 123_456_000),
+        (f"{START_S}123456789", "ns", 123_456_789),
+    ],
+)
+def test_units_of_time(tmp_path, text, unit, fraction_ns):
+    path = write(tmp_path, [f"{text},1"], "time,price")
+    (session,), report = read(path)
+    assert session.times.tolist() == [START_S * 10**9 + fraction_ns]
+    assert report.detected["time_unit"] == unit
+    assert read(path, time_unit=unit)[1] == report
+
+
+def test_fractions_of_any_width_in_one_file(tmp_path):
+    texts = ["", *("." + "123456789"[:digits] for digits in range(1, 10))]
+    lines = [f"2019-11-05 14:30:{second:02d}{text}Z,1" for second, text in enumerate(texts)]
+    (session,), _ = read(write(tmp_path, lines, "time,price"))
+    expected = [int("123456789"[:digits].ljust(9, "0")) for digits in range(10)]
+    assert (session.times - START_S * 10**9 - np.arange(10) * 10**9).tolist() == expected
+
+
+def test_an_hour_that_is_repeated_or_skipped(tmp_path):
+    lines = [f"{text},1" for text in ("2024-03-10 02:30", "2024-03-10 03:00", "2024-11-03 01:30")]
+    sessions, _ = read(write(tmp_path, lines, "time,price"), zone="America/Chicago")
+    texts = [str(np.datetime64(int(t), "ns"))[:16] for s in sessions for t in s.times]
+    assert texts == ["2024-03-10T08:00", "2024-03-10T08:00", "2024-11-03T06:30"]
+
+
+BAD = ["soon,1", "1989-12-31,1", "2100-01-01,1", "1800-01-01,1", ",1", "2019-11-05,many", "x,1,2"]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_line_that_cannot_be_read_is_left_out_and_counted(tmp_path, bad):
+    good = [f"2019-11-05 14:3{minute}:00,{minute}" for minute in range(4)]
+    path = write(tmp_path, [*good[:2], bad, *good[2:]], "time,price")
+    (session,), report = read(path, zone="UTC", max_unreadable_share=0.2)
+    assert session.values[:, 0].tolist() == [0, 1, 2, 3]
+    assert (report.counts.lines_read, report.counts.lines_unreadable) == (5, 1)
+    assert report.first_unreadable == f"line 4: {bad}"
+    assert refusal(path, zone="UTC").startswith(
+        "FILE, line 4: expected at most 0.1000% of the lines to be unreadable, found 1 of 5"
+    )
+
+
+def test_what_must_be_said_is_asked_for(tmp_path):
+    path = write(tmp_path, BARS)
+    assert refusal(path, stamp="open") == (
+        "FILE, column Date: expected times with a zone, found `2019-11-05 09:30:00`, which has "
+        "none. Say which it is, with zone such as America/New_York or UTC."
+    )
+    assert refusal(path, **NEW_YORK) == (
+        "FILE: expected bars whose stamp is known to be their open or their close, found open, "
+        "high, low and close, and no word on the stamp. Give stamp as open or close: a bar is "
+        "known at its end."
+    )
+    assert "expected two bars or more, to tell their length, found 1. Give interval_s." in refusal(
+        write(tmp_path, BARS[:1]), stamp="open", **NEW_YORK
+    )
+    path = write(tmp_path, ["11/5/2019 9:30,1", "12/5/2019 9:30,1"], "time,price")
+    assert refusal(path, zone="UTC") == (
+        "FILE, column time: expected times of one layout, found `11/5/2019 9:30`, which fits "
+        "%m/%d/%Y %H:%M and %d/%m/%Y %H:%M. Pin time_format, such as %m/%d/%Y %H:%M."
+    )
+    path = write(tmp_path, ["noon,1"], "time,price")
+    assert "found `noon`, which fits none that is known" in refusal(path, zone="UTC")
+
+
+def test_columns_must_exist_and_hold_numbers(tmp_path):
+    path = write(tmp_path, ["a,b"], "when,price")
+    assert "expected a time column, such as ts_recv, local_timestamp" in refusal(path)
+    assert "FILE: expected a column named then, found when, price" in refusal(path, time="then")
+    assert "expected a column named no, " in refusal(path, time="when", columns=["no"])
+    path = write(tmp_path, [f"{START_S},b"], "time,venue")
+    assert refusal(path) == (
+        "FILE: expected columns of numbers beside the time, found none among venue. Name them, "
+        "with columns."
+    )
+    assert refusal(path, stamp="middle") == (
+        "stamp: expected open or close, found 'middle'. Give one."
+    )
+
+
+def test_times_of_floats_are_refused(tmp_path):
+    path = tmp_path / "floats.parquet"
+    pq.write_table(pa.table({"time": [1.5e9], "price": [1.0]}), path)
+    assert refusal(path) == (
+        "FILE, column time: expected times as integers, text or timestamps, found double, which "
+        "has lost digits. Write the times as whole numbers."
+    )
+
+
+def samples(name: str) -> Path:
+    path = SAMPLES / name
+    if not path.exists():
+        pytest.skip(f"the real market files aren't at {SAMPLES}")
+    return path
+
+
+@pytest.mark.samples
+def test_the_same_bars_in_two_spellings():
+    iso = samples("equities/SP500_1min_20191105_08_iso.csv")
+    naive = samples("equities/SP500_1min_20191105_08_naive_ET.csv")
+    one, _ = read(iso, stamp="close", **NEW_YORK)
+    two, _ = read(naive, stamp="close", time_format="%m/%d/%Y %H:%M", **NEW_YORK)
+    assert [len(session) for session in one] == [391, 391, 391, 390]
+    for mine, theirs in zip(one, two, strict=True):
+        assert mine.times.tolist() == theirs.times.tolist()
+        np.testing.assert_array_equal(mine.values[:, :4], theirs.values[:, :4])
+
+
+@pytest.mark.samples
+def test_the_early_halt_is_two_sessions_on_one_date():
+    path = samples("futures/ES_ticks_labor_day_early_halt_20130902.csv.gz")
+    tape = read_tape(path, options={"zone": "America/Chicago"}, sessions=Gaps(3_600))
+    one, two = tape
+    assert (one.key.date, one.key.segment) == ("2013-09-02", 0)
+    assert (two.key.date, two.key.segment) == ("2013-09-02", 1)
+    assert len(one) + len(two) == tape.report.counts.lines_read == 24_000
+    assert str(np.datetime64(int(one.times[-1]), "ns")) == "2013-09-02T15:29:59.246000000"
+    assert str(np.datetime64(int(two.times[0]), "ns")) == "2013-09-02T22:00:00.026000000"
+
+
+@pytest.mark.samples
+def test_the_early_halt_by_calendar():
+    pytest.importorskip("pandas_market_calendars", reason="the extra `markets` isn't installed")
+    path = samples("futures/ES_ticks_labor_day_early_halt_20130902.csv.gz")
+    tape = read_tape(
+        path,
+        options={"zone": "America/Chicago"},
+        sessions=Calendar("CMES"),
+        grid=GridOptions(60 * 10**9, max_age_s=None),
+    )
+    one, two = tape
+    assert (one.key.date, len(one)) == ("2013-09-02", 19 * 60)
+    assert (two.key.date, len(two)) == ("2013-09-03", 24 * 60)
+    assert tape.report.counts.outside == 0
+
+
+@pytest.mark.samples
+def test_stamps_of_mixed_widths():
+    path = samples("fx/truefx_usdjpy_ticks_mixed_timestamp_widths.csv")
+    assert detect(path).name == "table"
+    (session,), report = read(path)
+    assert len(session) == 1_000
+    assert np.count_nonzero(session.times % 10**9 == 0) == 1
+    assert report.detected["time_format"] == "iso"
+    assert (report.counts.lines_unreadable, report.counts.times_stepped_back) == (0, 0)
