@@ -98,12 +98,13 @@ class Folder(Place):
         return (self._path / name).is_file()
 
     def sizes(self) -> dict[str, int]:
-        """Walk the folder."""
-        return {
-            path.relative_to(self._path).as_posix(): path.stat().st_size
-            for path in self._path.rglob("*")
-            if path.is_file()
-        }
+        """Walk the folder; what another process deletes meanwhile isn't there."""
+        found: dict[str, int] = {}
+        for folder, _, names in os.walk(self._path):
+            for path in (Path(folder, name) for name in names):
+                with contextlib.suppress(FileNotFoundError):
+                    found[path.relative_to(self._path).as_posix()] = path.stat().st_size
+        return found
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Write one after the other, with the folders above."""
