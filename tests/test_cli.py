@@ -100,9 +100,9 @@ def test_ingest_of_orders_reports_and_prints_json(tapeline):
     Path("orders.csv").write_text(ORDERS)
     code, out, err = tapeline("ingest", "orders.csv", "--out", "s", "--json")
     assert code == 0
-    assert "orders: 3 created, 0 changed, 0 deleted" in err
+    assert "orders.csv (orders, time_unit ms, tick 1): 3 records" in err
     values = json.loads(out)
-    assert values["tape"]["lines_read"] == 3
+    assert values["tapes"][0]["lines_read"] == 3
     assert values["rows"] == 4
     code, out, _ = tapeline("store", "info", "s", "--json")
     assert json.loads(out)["sessions"][0]["session"] == "orders/2026-05-02"
@@ -160,10 +160,10 @@ def test_verify_finds_a_flipped_byte(tapeline, market):
 
 
 WRONG = {
-    "no input": (["ingest"], "ingest: expected a file or --synthetic N, found neither."),
+    "no input": (["ingest"], "ingest: expected files or --synthetic N, found neither."),
     "missing file": (["ingest", "gone.csv"], "gone.csv: expected"),
     "empty file": (["ingest", "empty.csv"], "empty.csv: expected"),
-    "another format": (["ingest", "other.csv"], "other.csv, line 1: expected columns named id"),
+    "another format": (["ingest", "other.csv"], "none of them, but a file that begins with `a,b`"),
     "cut short": (["ingest", "cut.csv.gz"], "cut.csv.gz: expected"),
     "mostly unreadable": (["ingest", "bad.csv"], "line 3"),
     "unknown store format": (["ingest", "--synthetic", "1", "--format", "hdf"], "format 'hdf'"),

@@ -20,11 +20,11 @@ import tapeline
 Source = dict[str, str]
 
 FLOORS = (
-    ("errors", "files", "clock", "world", "machine", "config", "session", "reliability"),
+    ("errors", "files", "clock", "world", "machine", "configfile", "config", "session", "reliability"),
     ("tape", "store"),
     ("windows", "checkpoint", "ledger", "signals"),
     ("training", "supervise", "plan", "runs"),
-    ("run", "budget"),
+    ("run", "budget", "ingest"),
     ("search", "report"),
     ("tours",),
     ("cli",),

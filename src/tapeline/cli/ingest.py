@@ -3,53 +3,135 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tapeline.cli.output import Json, print_json, progress_bar, say
+from tapeline.cli.output import Json, Set, print_json, progress_bar, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tapeline.ingest import IngestConfig, Ingested
 
 
 def ingest(
-    tape: Annotated[
-        Path | None, typer.Argument(help="An order-by-order CSV file, plain or .gz.")
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Market data files; each is a tape of its own.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The store's folder.")] = Path("store"),
-    synthetic: Annotated[
-        int | None, typer.Option(help="Instead of a file: this many sessions of the seeded market.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the synthetic market.")] = 0,
+    out: Annotated[Path, typer.Option(help="The store; new sessions are appended.")] = Path(
+        "store"
+    ),
+    continues: Annotated[
+        bool, typer.Option("--continues", help="The files continue each other: one tape.")
+    ] = False,
     instrument: Annotated[
-        str | None, typer.Option(help="Name of the instrument; default: the file's name.")
+        str | None, typer.Option(help="Name of the instrument; default: as the files say.")
     ] = None,
-    fmt: Annotated[str, typer.Option("--format", help="mmap, npy or csv.")] = "mmap",
-    replace: Annotated[bool, typer.Option("--replace", help="Write over a store.")] = False,
+    sessions: Annotated[
+        str, typer.Option(help="utc, gap:SECONDS, hours:HH:MM-HH:MM@ZONE or calendar:NAME.")
+    ] = "utc",
+    reader: Annotated[
+        str | None, typer.Option(help="Name of the format; default: by content.")
+    ] = None,
+    overrides: Set = None,
+    synthetic: Annotated[
+        int | None, typer.Option(help="Instead of files: sessions of the seeded market.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the seeded market.")] = 0,
+    fmt: Annotated[str, typer.Option("--format", help="mmap, npy, csv or zarr.")] = "mmap",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that read the tapes.")] = 1,
+    part: Annotated[
+        str | None, typer.Option(help="I/N: only this share, for array jobs; the last one joins.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Write over the store.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Read market data, put it on a half-second grid, and write it as a store.
+    """Read market data, put it on a regular grid, and append it to a store.
+
+    Reading the same files again changes nothing. --set sets step_s, depth, max_age_s, age_column,
+    crossed, locked, one_sided, hold_s, stale_cross_s, pre, post, night_from, weekends,
+    max_unreadable_share, and options.NAME of the reader.
 
     Example: tapeline ingest orders.csv.gz --instrument BTCUSD --out stores/btcusd
     """
     from tapeline.errors import TapeError
-    from tapeline.store import Shards, write_shards
-    from tapeline.tape import read_orders, synthetic_sessions
+    from tapeline.ingest import IngestConfig
 
-    if (tape is None) == (synthetic is None):
+    if bool(files) == (synthetic is not None):
         raise TapeError(
             "ingest",
-            expected="a file or --synthetic N",
-            found="both" if tape else "neither",
+            expected="files or --synthetic N",
+            found="both" if files else "neither",
             fix="Give one of the two",
         )
-    report = None
-    if tape is None:
-        sessions = synthetic_sessions(synthetic or 0, seed, instrument=instrument or "SYN")
-    else:
-        name = instrument or tape.name.split(".")[0]
-        with progress_bar(f"Reading {tape.name}") as progress:
-            sessions, report = read_orders(tape, instrument=name, progress=progress)
+    if synthetic is not None:
+        _synthetic(synthetic, seed, instrument or "SYN", out, fmt, replace=replace)
+        _print(out, fmt, None, as_json)
+        return
+    given = {"reader": reader, "instrument": instrument, "sessions": sessions}
+    config = IngestConfig.from_mapping(given, "tapeline ingest", overrides or [])
+    tapes = [files or []] if continues else [[file] for file in files or []]
+    done = _ingest(tapes, out, fmt, config, jobs, part, replace=replace)
+    for report in done.reports:
         say(str(report))
-    write_shards(sessions, out, fmt, replace=replace)
+    if done.is_complete:
+        _print(out, fmt, done, as_json)
+    else:
+        say(f"part {part} of {out} is written; other parts are missing")
+
+
+def _ingest(
+    tapes: Sequence[Sequence[Path]],
+    out: Path,
+    fmt: str,
+    config: IngestConfig,
+    jobs: int,
+    part: str | None,
+    *,
+    replace: bool,
+) -> Ingested:
+    from tapeline.errors import TapeError
+    from tapeline.ingest import ingest, ingest_parallel, ingest_part
+
+    if (jobs > 1) + (part is not None) + replace > 1:
+        raise TapeError(
+            "ingest",
+            expected="at most one of --jobs, --part and --replace",
+            found="more",
+            fix="Remove the store first, instead of --replace",
+        )
+    reading = config.reading(tapes[0])
+    if part is not None:
+        number, _, num_parts = part.partition("/")
+        if not (number.isdecimal() and num_parts.isdecimal()):
+            raise TapeError(
+                f"--part {part}",
+                expected="I/N, such as 3/16",
+                found=part,
+                fix="Count parts from 1",
+            )
+        return ingest_part(tapes, out, fmt, reading, int(number), int(num_parts))
+    if jobs > 1:
+        return ingest_parallel(tapes, out, fmt, reading, jobs)
+    with progress_bar("Reading") as progress:
+        return ingest(tapes, out, fmt, reading, replace=replace, progress=progress)
+
+
+def _synthetic(num: int, seed: int, instrument: str, out: Path, fmt: str, *, replace: bool) -> None:
+    from tapeline.store import append_shards, write_shards
+    from tapeline.tape import synthetic_sessions
+
+    made = synthetic_sessions(num, seed, instrument=instrument)
+    if replace:
+        write_shards(made, out, fmt, replace=True)
+    else:
+        append_shards(made, out, fmt)
+
+
+def _print(out: Path, fmt: str, done: Ingested | None, as_json: bool) -> None:
+    from tapeline.store import Shards
+
     shards = Shards(out, fmt)
     say(f"{shards.folder}: {len(shards)} sessions, {int(shards.offsets[-1]):,} rows")
     if as_json:
@@ -60,6 +142,6 @@ def ingest(
                 "sessions": len(shards),
                 "rows": int(shards.offsets[-1]),
                 "fingerprint": shards.fingerprint,
-                "tape": report.as_dict() if report else None,
+                "tapes": [report.as_dict() for report in done.reports] if done else [],
             }
         )

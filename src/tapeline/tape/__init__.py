@@ -6,7 +6,7 @@ everything, and `read` joins the parts.
 """
 
 from tapeline.tape.grid import GridOptions, Policy, book_columns
-from tapeline.tape.read import Tape, detect, read_orders, read_tape
+from tapeline.tape.read import Tape, detect, read_orders, read_tape, reader_named
 from tapeline.tape.readers import READERS, demo_tape
 from tapeline.tape.report import Counts, EvictedOrder, TapeReport
 from tapeline.tape.sessions import Calendar, Gaps, LocalHours, Sessions, UtcDays
@@ -30,6 +30,7 @@ __all__ = [
     "detect",
     "read_orders",
     "read_tape",
+    "reader_named",
     "synthetic_session",
     "synthetic_sessions",
 ]

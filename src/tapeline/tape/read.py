@@ -259,7 +259,7 @@ def read_tape(
     if not given:
         raise TapeError("paths", expected="one file or more", found="none", fix="Give a path")
     files = [Path(path) for path in given]
-    kinds = [detect(file) for file in files] if format is None else [_named(format)]
+    kinds = [detect(file) for file in files] if format is None else [reader_named(format)]
     if other := next((n for n, kind in enumerate(kinds) if kind is not kinds[0]), None):
         raise TapeError(
             files[other],
@@ -310,7 +310,12 @@ def read_orders(
     return list(tape), tape.report
 
 
-def _named(name: str) -> type[Reader]:
+def reader_named(name: str) -> type[Reader]:
+    """The reader of that name.
+
+    Raises:
+        TapeError: there is none; the nearest is named.
+    """
     if name in READERS:
         return READERS[name]
     nearest = difflib.get_close_matches(name, READERS, n=1)

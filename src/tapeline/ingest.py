@@ -1,0 +1,272 @@
+"""From market data files to a store: read in order or by several processes, appended as read.
+
+What a file means is decided in `tape`, how sessions lie on disk in `store`; this joins the two.
+Ingesting the same files again changes nothing: a session that is there with the same content is
+passed over, and one with another content is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import multiprocessing
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field
+
+from tapeline.configfile import Config
+from tapeline.errors import TapeError
+from tapeline.session import Session
+from tapeline.store import append_shards, write_part, write_shards
+from tapeline.store.parts import PARTS
+from tapeline.tape import (
+    Calendar,
+    Gaps,
+    GridOptions,
+    LocalHours,
+    Policy,
+    Sessions,
+    TapeReport,
+    UtcDays,
+    detect,
+    read_tape,
+    reader_named,
+)
+from tapeline.tape.grid import Answer, to_ns
+
+Files = Sequence[Path]
+Progress = Callable[[int, int], None]
+_POLICY: Final = ("crossed", "locked", "one_sided", "hold_s", "stale_cross_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How files are read; the fields are those of `read_tape`.
+
+    Attributes:
+        format: name of a reader; recognised by content if None.
+        instrument: name in the sessions' keys; as the files say if None.
+        sessions: makes the rule of where sessions begin and end, for each tape its own, since
+            a rule remembers where it was; by UTC day if None.
+        grid, policy: the format's own if None.
+        options: of the reader.
+        max_unreadable_share: largest share of lines that may be left out.
+    """
+
+    format: str | None = None
+    instrument: str | None = None
+    sessions: Callable[[], Sessions] | None = None
+    grid: GridOptions | None = None
+    policy: Policy | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_unreadable_share: float = 0.001
+
+
+class IngestConfig(Config):
+    """How files are read, as a TOML file and `--set` say it; `reading` gives the objects.
+
+    Attributes:
+        reader: name of a reader; recognised by content by default.
+        sessions: `utc`, `gap:SECONDS`, `hours:HH:MM-HH:MM[,…]@ZONE` or `calendar:NAME`.
+        pre, post: with a calendar, open with its pre-market, close with its post-market.
+        night_from, weekends: with hours, as `LocalHours` takes them.
+        step_s, depth, max_age_s, age_column: the grid, as `GridOptions` takes them; 0 seconds
+            means none: each state of the file a row, any age.
+        crossed, locked, one_sided, hold_s, stale_cross_s: as `Policy` takes them.
+        options: of the reader.
+        max_unreadable_share: largest share of lines that may be left out.
+    """
+
+    reader: str | None = None
+    instrument: str | None = None
+    sessions: str = "utc"
+    pre: bool = False
+    post: bool = False
+    night_from: str | None = None
+    weekends: bool = True
+    step_s: float | None = None
+    depth: int | None = None
+    max_age_s: float | None = None
+    age_column: bool | None = None
+    crossed: Answer | None = None
+    locked: Answer | None = None
+    one_sided: Answer | None = None
+    hold_s: float | None = None
+    stale_cross_s: float | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    max_unreadable_share: float = 0.001
+
+    def reading(self, files: Files) -> Reading:
+        """The objects for files of one format; what isn't set is the format's own default.
+
+        Raises:
+            TapeError: a value is outside its range, or a name isn't known.
+        """
+        kind = reader_named(self.reader) if self.reader else detect(files[0])
+        return Reading(
+            format=kind.name,
+            instrument=self.instrument,
+            sessions=self._sessions(),
+            grid=dataclasses.replace(kind.grid, **self._grid()),
+            policy=dataclasses.replace(kind.policy, **self._given(*_POLICY)),
+            options=self.options,
+            max_unreadable_share=self.max_unreadable_share,
+        )
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def _grid(self) -> dict[str, Any]:
+        given = self._given("depth", "age_column")
+        if self.step_s is not None:
+            given["step_ns"] = to_ns("step_s", self.step_s) or None
+        if self.max_age_s is not None:
+            given["max_age_s"] = self.max_age_s or None
+        return given
+
+    def _sessions(self) -> Callable[[], Sessions]:
+        kind, _, rest = self.sessions.partition(":")
+        if self.sessions == "utc":
+            return UtcDays
+        if kind == "calendar" and rest:
+            return partial(Calendar, rest, self.pre, self.post)
+        hours, at, zone = rest.partition("@")
+        if kind == "hours" and at:
+            return partial(
+                LocalHours, tuple(hours.split(",")), zone, self.night_from, self.weekends
+            )
+        with contextlib.suppress(ValueError):
+            if kind == "gap":
+                return partial(Gaps, float(rest))
+        raise TapeError(
+            "sessions",
+            expected="utc, gap:SECONDS, hours:HH:MM-HH:MM@ZONE or calendar:NAME",
+            found=repr(self.sessions),
+            fix="Write one such as calendar:XNYS or hours:17:00-16:00@America/Chicago",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What became of the files.
+
+    Attributes:
+        reports: one for each tape, in order.
+        is_complete: whether the store is whole; False while other parts are still being written.
+    """
+
+    reports: tuple[TapeReport, ...]
+    is_complete: bool = True
+
+
+def ingest(
+    tapes: Sequence[Files],
+    root: Path,
+    fmt: str,
+    reading: Reading,
+    *,
+    replace: bool = False,
+    progress: Progress | None = None,
+) -> Ingested:
+    """Read tapes one after the other and append their sessions to a store.
+
+    Args:
+        tapes: the files of each tape; those of one tape continue each other.
+        root: the store, made if it isn't there.
+        fmt: "mmap", "npy", "csv" or "zarr".
+        reading: how the files are read.
+        replace: write over what the store holds in this format.
+        progress: called with the bytes read and the bytes of each file.
+
+    Raises:
+        TapelineError: a file can't be read, or its sessions don't fit the store, which is then
+            as it was.
+    """
+    reports: list[TapeReport] = []
+    sessions = _read(tapes, reading, reports, progress)
+    if replace:
+        write_shards(sessions, root, fmt, replace=True)
+    else:
+        append_shards(sessions, root, fmt)
+    return Ingested(tuple(reports))
+
+
+def ingest_part(
+    tapes: Sequence[Files], root: Path, fmt: str, reading: Reading, part: int, num_parts: int
+) -> Ingested:
+    """Read one of `num_parts` contiguous shares of the tapes; the last part to end joins all.
+
+    For array jobs: each process is given the same tapes and its own `part`, from 1.
+
+    Raises:
+        TapelineError: as `ingest` does, or there are more parts than tapes.
+    """
+    if num_parts > len(tapes):
+        raise TapeError(
+            f"part {part}/{num_parts}",
+            expected=f"at most {len(tapes)} parts, one for each tape",
+            found=str(num_parts),
+            fix="Use fewer parts, or give more files",
+        )
+    bounds = [len(tapes) * i // num_parts for i in range(num_parts + 1)]
+    mine = tapes[bounds[part - 1] : bounds[part]] if 1 <= part <= num_parts else ()
+    reports: list[TapeReport] = []
+    sessions = _read(mine, reading, reports, None)
+    joined = write_part(sessions, root, fmt, part=part, num_parts=num_parts)
+    return Ingested(tuple(reports), is_complete=joined is not None)
+
+
+def ingest_parallel(
+    tapes: Sequence[Files], root: Path, fmt: str, reading: Reading, num_jobs: int
+) -> Ingested:
+    """Read tapes in `num_jobs` processes; the store is the one that a single process writes.
+
+    Raises:
+        TapelineError: as `ingest` does; parts that were whole are kept for the next try.
+    """
+    num = min(num_jobs, len(tapes))
+    spawn = multiprocessing.get_context("spawn")  # forking a process with threads can hang it
+    with ProcessPoolExecutor(num, mp_context=spawn) as pool:
+        share = itertools.repeat
+        done = list(
+            pool.map(
+                ingest_part,
+                share(tapes),
+                share(root),
+                share(fmt),
+                share(reading),
+                range(1, num + 1),
+                share(num),
+            )
+        )
+    shutil.rmtree(root / PARTS)
+    return Ingested(tuple(itertools.chain.from_iterable(part.reports for part in done)))
+
+
+def _read(
+    tapes: Sequence[Files],
+    reading: Reading,
+    reports: list[TapeReport],
+    progress: Progress | None,
+) -> Iterator[Session]:
+    for files in tapes:
+        tape = read_tape(
+            list(files),
+            format=reading.format,
+            instrument=reading.instrument,
+            sessions=reading.sessions() if reading.sessions else None,
+            grid=reading.grid,
+            policy=reading.policy,
+            options=reading.options,
+            max_unreadable_share=reading.max_unreadable_share,
+            progress=progress,
+        )
+        yield from tape
+        reports.append(tape.report)

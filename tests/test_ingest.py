@@ -1,0 +1,206 @@
+"""From files to a store: in one process or several, once or again, always the same store."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tapeline.errors import ConfigError, StoreError, TapeError
+from tapeline.ingest import IngestConfig, ingest, ingest_parallel, ingest_part
+from tapeline.store import Shards
+from tapeline.tape import Calendar, Gaps, LocalHours, UtcDays
+
+SECOND_MS = 1000
+DAY_MS = 86_400 * SECOND_MS
+START_MS = 1_777_680_000_000  # 2026-05-02, midnight UTC
+HEADER = "id,timestamp,price,volume,action,direction\n"
+
+
+def orders(day: int, num: int = 20, offset: int = 0) -> str:
+    """A book whose best bid moves once a second on one day."""
+    start = START_MS + day * DAY_MS + offset * SECOND_MS
+    lines = [f"{day}-ask,{start},101.0,2,created,ask\n", f"{day}-low,{start},90.0,5,created,bid\n"]
+    for n in range(num):
+        when = start + n * SECOND_MS
+        lines.append(f"{day}-{offset}-{n},{when},{95 + n % 5}.5,1,created,bid\n")
+        lines.append(f"{day}-{offset}-{n},{when + 900},{95 + n % 5}.5,1,deleted,bid\n")
+    return HEADER + "".join(lines)
+
+
+@pytest.fixture
+def tapes(tmp_path):
+    """Three files, a day each."""
+    paths = []
+    for day in range(3):
+        paths.append(tmp_path / f"day-{day}.csv")
+        paths[-1].write_text(orders(day))
+    return [[path] for path in paths]
+
+
+def reading_of(tapes, *overrides):
+    given = {"instrument": "X"}
+    return IngestConfig.from_mapping(given, "test", overrides).reading(tapes[0])
+
+
+def test_again_changes_nothing_and_new_files_are_appended(tapes, tmp_path):
+    reading = reading_of(tapes)
+    first = ingest(tapes[:2], tmp_path / "store", "mmap", reading)
+    assert [report.counts.created for report in first.reports] == [22, 22]
+    index = tmp_path / "store" / "mmap" / "index.json"
+    before = (index.read_bytes(), index.stat().st_mtime_ns)
+    ingest(tapes[:2], tmp_path / "store", "mmap", reading)
+    assert (index.read_bytes(), index.stat().st_mtime_ns) == before
+    ingest(tapes, tmp_path / "store", "mmap", reading)
+    ingest(tapes, tmp_path / "whole", "mmap", reading)
+    grown, whole = Shards(tmp_path / "store"), Shards(tmp_path / "whole")
+    assert grown.fingerprint == whole.fingerprint
+    assert [key.date for key in grown.keys] == ["2026-05-02", "2026-05-03", "2026-05-04"]
+
+
+def test_changed_files_are_refused_unless_replaced(tapes, tmp_path):
+    reading = reading_of(tapes)
+    ingest(tapes, tmp_path / "store", "mmap", reading)
+    before = Shards(tmp_path / "store").fingerprint
+    tapes[1][0].write_text(orders(1, num=10))
+    with pytest.raises(StoreError, match="X/2026-05-03"):
+        ingest(tapes, tmp_path / "store", "mmap", reading)
+    assert Shards(tmp_path / "store").fingerprint == before
+    ingest(tapes, tmp_path / "store", "mmap", reading, replace=True)
+    assert Shards(tmp_path / "store").fingerprint != before
+
+
+@pytest.mark.timeout(240)
+def test_several_processes_write_the_store_of_one(tapes, tmp_path):
+    reading = reading_of(tapes)
+    ingest(tapes, tmp_path / "one", "mmap", reading)
+    done = ingest_parallel(tapes, tmp_path / "two", "mmap", reading, num_jobs=2)
+    assert [Path(report.source).name for report in done.reports] == [
+        "day-0.csv",
+        "day-1.csv",
+        "day-2.csv",
+    ]
+    assert Shards(tmp_path / "two").fingerprint == Shards(tmp_path / "one").fingerprint
+    assert [path.name for path in (tmp_path / "two").iterdir() if path.is_dir()] == ["mmap"]
+
+
+def test_parts_of_an_array_job_are_joined_by_the_last(tapes, tmp_path):
+    reading = reading_of(tapes)
+    ingest(tapes, tmp_path / "one", "mmap", reading)
+    for part in (3, 1):
+        assert not ingest_part(tapes, tmp_path / "parts", "mmap", reading, part, 3).is_complete
+    with pytest.raises(StoreError, match="no store"):
+        Shards(tmp_path / "parts")
+    assert ingest_part(tapes, tmp_path / "parts", "mmap", reading, 2, 3).is_complete
+    assert Shards(tmp_path / "parts").fingerprint == Shards(tmp_path / "one").fingerprint
+    with pytest.raises(TapeError) as caught:
+        ingest_part(tapes, tmp_path / "parts", "mmap", reading, 1, 4)
+    assert str(caught.value) == (
+        "part 1/4: expected at most 3 parts, one for each tape, found 4. Use fewer parts, or give "
+        "more files."
+    )
+
+
+def test_files_that_continue_each_other_are_one_tape(tmp_path):
+    (tmp_path / "a.csv").write_text(orders(0))
+    (tmp_path / "b.csv").write_text(orders(0, offset=30))
+    both = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    reading = reading_of([both])
+    ingest([both], tmp_path / "joined", "mmap", reading)
+    (key,) = Shards(tmp_path / "joined").keys
+    assert key.date == "2026-05-02"
+    with pytest.raises(StoreError, match="X/2026-05-02"):
+        ingest([[path] for path in both], tmp_path / "apart", "mmap", reading)
+    assert not (tmp_path / "apart").exists()
+
+
+def test_a_bad_file_among_good_ones_leaves_nothing(tapes, tmp_path):
+    tapes[2][0].write_text("id,timestamp\n1,2\n")
+    with pytest.raises(TapeError):
+        ingest(tapes, tmp_path / "store", "mmap", reading_of(tapes[:1]))
+    assert not (tmp_path / "store").exists()
+
+
+def test_settings_reach_the_objects(tapes):
+    reading = reading_of(
+        tapes, "step_s=1", "depth=3", "max_age_s=0", "crossed=drop", "hold_s=2", "age_column=true"
+    )
+    assert (reading.grid.step_ns, reading.grid.depth) == (1_000_000_000, 3)
+    assert reading.grid.max_age_s is None
+    assert reading.grid.age_column is True
+    assert (reading.policy.crossed, reading.policy.hold_s) == ("drop", 2.0)
+    assert reading.policy.locked == "hold"  # the orders reader's own
+    assert reading_of(tapes, "step_s=0").grid.step_ns is None
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("utc", UtcDays),
+        ("gap:600", Gaps),
+        ("hours:09:30-16:00@America/New_York", LocalHours),
+        ("calendar:XNYS", Calendar),
+    ],
+)
+def test_rules_of_sessions_by_name(tapes, text, rule):
+    assert isinstance(reading_of(tapes, f"sessions={text}").sessions(), rule)
+
+
+@pytest.mark.parametrize("text", ["", "gap", "gap:soon", "hours:9-16", "calendar:", "weekly"])
+def test_an_unknown_rule_of_sessions(tapes, text):
+    with pytest.raises(TapeError) as caught:
+        reading_of(tapes, f"sessions='{text}'")
+    assert str(caught.value) == (
+        "sessions: expected utc, gap:SECONDS, hours:HH:MM-HH:MM@ZONE or calendar:NAME, found "
+        f"{text!r}. Write one such as calendar:XNYS or hours:17:00-16:00@America/Chicago."
+    )
+
+
+def test_unknown_settings_and_values(tapes):
+    with pytest.raises(ConfigError, match="Write `depth`, the nearest"):
+        reading_of(tapes, "deptth=3")
+    with pytest.raises(ConfigError, match="key `crossed`"):
+        reading_of(tapes, "crossed=repair")
+    with pytest.raises(TapeError, match="depth: expected 1 or more, found 0"):
+        reading_of(tapes, "depth=0")
+    with pytest.raises(TapeError, match=r"format: expected .*, found 'lobstr'. Write lobster"):
+        reading_of(tapes, "reader=lobstr")
+
+
+@pytest.mark.timeout(240)
+def test_the_command(tapes, tmp_path, monkeypatch, capsys):
+    from tapeline.cli import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def tapeline(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tapeline", "ingest", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    files = [path for (path,) in tapes]
+    code, out, err = tapeline(*files, "--out", "s", "--json", "--set", "depth=2")
+    assert code == 0, err
+    assert json.loads(out)["sessions"] == 3
+    assert [tape["format"] for tape in json.loads(out)["tapes"]] == ["orders"] * 3
+    assert Shards("s").columns[-1] == "ask_size_2"
+    assert tapeline(*files, "--out", "s", "--set", "depth=2")[0] == 0
+    for part, told in (("1/2", "other parts are missing"), ("2/2", "3 sessions")):
+        code, out, err = tapeline(*files, "--out", "p", "--part", part, "--instrument", "X")
+        assert code == 0, err
+        assert told in err
+    assert tapeline(*files, "--out", "j", "--jobs", 2, "--instrument", "X")[0] == 0
+    assert Shards("j").fingerprint == Shards("p").fingerprint
+    code, _, err = tapeline(*files, "--out", "p", "--part", "two")
+    assert (code, err) == (
+        2,
+        "tapeline: --part two: expected I/N, such as 3/16, found two. Count parts from 1.\n",
+    )
+    code, _, err = tapeline(*files, "--out", "p", "--part", "1/2", "--jobs", "2")
+    assert code == 2
+    assert "at most one of --jobs, --part and --replace" in err
