@@ -55,16 +55,9 @@ def ingest(
 
     Example: tapeline ingest orders.csv.gz --instrument BTCUSD --out stores/btcusd
     """
-    from tapeline.errors import TapeError
     from tapeline.ingest import IngestConfig
 
-    if bool(files) == (synthetic is not None):
-        raise TapeError(
-            "ingest",
-            expected="files or --synthetic N",
-            found="both" if files else "neither",
-            fix="Give one of the two",
-        )
+    _check_one_source(files, synthetic)
     if synthetic is not None:
         _synthetic(synthetic, seed, instrument or "SYN", out, fmt, replace=replace)
         _print(out, fmt, None, as_json)
@@ -79,6 +72,18 @@ def ingest(
         _print(out, fmt, done, as_json)
     else:
         say(f"part {part} of {out} is written; other parts are missing")
+
+
+def _check_one_source(files: list[Path] | None, synthetic: int | None) -> None:
+    from tapeline.errors import TapeError
+
+    if bool(files) == (synthetic is not None):
+        raise TapeError(
+            "ingest",
+            expected="files or --synthetic N",
+            found="both" if files else "neither",
+            fix="Give one of the two",
+        )
 
 
 def _ingest(
