@@ -30,7 +30,7 @@ FILES = {
     ],
     "zarr": [
         *(
-            f"session-0000{number}-{digest}/{name}"
+            f"data/session-0000{number}-{digest}/{name}"
             for number, digest in ((0, "65f3e264dd82ea18"), (1, "79fc8e14df428da3"))
             for name in (
                 "age_ns/c/0",
@@ -42,7 +42,7 @@ FILES = {
                 "zarr.json",
             )
         ),
-        "zarr.json",
+        "data/zarr.json",
     ],
     "csv": ["session-00000.csv", "session-00001.csv"],
 }

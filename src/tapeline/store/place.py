@@ -197,7 +197,10 @@ class Remote(Place):
         """Ask the backend."""
         with self._told("objects that can be listed"):
             self._fs.invalidate_cache()
-            return bool(self._fs.isfile(f"{self._prefix}/{name}"))
+            try:  # not `isfile`, which says no when the server is gone
+                return bool(self._fs.info(f"{self._prefix}/{name}")["type"] == "file")
+            except FileNotFoundError:
+                return False
 
     def sizes(self) -> dict[str, int]:
         """List the prefix, past any listing kept from before."""

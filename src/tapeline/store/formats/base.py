@@ -19,6 +19,7 @@ from tapeline.store.place import Place
 
 LITTLE: dict[str, str] = {"values": "<f4", "times": "<i8", "age_ns": "<i8"}
 SESSION = "session-"  # how the file or folder of one session begins
+DATA = "data/"  # where zarr keeps these folders
 
 
 def arrays_of(session: Session) -> dict[str, npt.NDArray[Any]]:
@@ -65,7 +66,7 @@ class Writer(ABC):
 
     def _clean(self, index: StoreIndex) -> None:
         """Delete what an append that was killed left behind."""
-        self.place.clean(index.files, (SESSION, ASIDE))
+        self.place.clean(index.files, (SESSION, DATA, ASIDE))
 
 
 class Reader(ABC):

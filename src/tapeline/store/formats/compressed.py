@@ -1,9 +1,9 @@
 """The zarr format: a Zarr v3 array per session and array, sharded and compressed with zstd.
 
-Any Zarr reader opens the folder as a group: `zarr.open_group(root + "/zarr")`. Here Zarr is the
-codec only. The objects of a session are encoded and decoded in memory, and go to and come from
-the place by ourselves: every object is compared with its hash in the index before it is decoded,
-and a folder and an object store are one code.
+Any Zarr reader opens the folder `data` as a group: `zarr.open_group(root + "/zarr/data")`. Here
+Zarr is the codec only. The objects of a session are encoded and decoded in memory, and go to and
+come from the place by ourselves: every object is compared with its hash in the index before it is
+decoded, and a folder and an object store are one code.
 
 A session's folder is named by number and content, so that no two contents ever have one name: a
 store can be replaced on an object store, which can't rename, while the old one is still whole.
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from tapeline.session import Session
-from tapeline.store.formats.base import LITTLE, SESSION, Reader, Writer, arrays_of, damaged
+from tapeline.store.formats.base import DATA, LITTLE, SESSION, Reader, Writer, arrays_of, damaged
 from tapeline.store.layout import FileEntry, SessionEntry, StoreIndex
 from tapeline.store.place import Place, import_extra
 
@@ -63,9 +63,9 @@ class ZarrWriter(Writer):
         for name, value in objects.items():
             data = value.to_bytes()
             file = FileEntry(bytes=len(data), xxh3=xxhash.xxh3_128_hexdigest(data))
-            if self.files.get(name) != file:  # the root's own is read by others: leave it alone
-                self.files[name] = file
-                written[name] = data
+            if self.files.get(DATA + name) != file:  # others may be reading the root's own
+                self.files[DATA + name] = file
+                written[DATA + name] = data
         self.place.write(written)
 
 
@@ -76,15 +76,16 @@ class ZarrReader(Reader):
         self._zarr = import_extra("zarr")
         super().__init__(place, index)
         self._names: dict[str, list[str]] = {}
-        for name in index.files:  # `folder/array/…`, and the groups' own, which aren't read
-            self._names.setdefault("/".join(name.split("/")[:2]), []).append(name)
+        for name in index.files:  # `data/folder/array/…`, and the groups' own, which aren't read
+            self._names.setdefault("/".join(name.split("/")[1:3]), []).append(name)
 
     def load(self, number: int, name: str) -> npt.NDArray[Any]:
         """One array, decoded."""
         entry = self.index.sessions[number]
         path = f"{zarr_name(number, entry, self.index.columns)}/{name}"
         make = self._zarr.core.buffer.default_buffer_prototype().buffer.from_bytes
-        objects = {key: make(data) for key, data in self._checked(self._names[path]).items()}
+        read = self._checked(self._names[path])
+        objects = {key.removeprefix(DATA): make(data) for key, data in read.items()}
         store = self._zarr.storage.MemoryStore(objects, read_only=True)
         array: npt.NDArray[Any] = self._zarr.open_array(store, path=path, mode="r")[...]
         return np.ascontiguousarray(array, dtype=LITTLE[name])

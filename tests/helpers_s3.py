@@ -1,0 +1,64 @@
+"""moto's server, which speaks S3, on a free port of this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Server:
+    """A server in a process of its own, with fake credentials in this process's environment."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.environment = {
+            "AWS_ACCESS_KEY_ID": "fake",
+            "AWS_SECRET_ACCESS_KEY": "fake",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_MAX_ATTEMPTS": "1",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + 60
+        while True:
+            assert self._process.poll() is None, "the server ended"
+            try:
+                urllib.request.urlopen(f"{self.url}/moto-api/").close()
+            except OSError:
+                assert time.monotonic() < deadline, "the server doesn't answer"
+                time.sleep(0.05)
+            else:
+                return
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def s3_server() -> Iterator[Server]:
+    """A server that answers, stopped afterwards."""
+    server = Server()
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.stop()
