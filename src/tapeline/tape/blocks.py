@@ -106,7 +106,10 @@ class TableRows:
 
 
 class OrderEvents(NamedTuple):
-    """What happens to single orders; each event leaves a book that was really there.
+    """What happens to single orders.
+
+    Each event leaves a book that was really there, unless `are_last` says which ones do: the events
+    up to one that is last are one update, and have one time.
 
     Attributes:
         times_ns: int64 `[n]`.
@@ -116,6 +119,7 @@ class OrderEvents(NamedTuple):
         prices: in billionths; read for `CREATED` and `CHANGED`.
         sizes: in billionths: what remains of the order, or for `REDUCED` what is taken off it.
         have_price: False where the price stands for none: such an order rests at no level.
+        are_last: whether an update is whole after the event; None if each is one of its own.
     """
 
     times_ns: Int64Array
@@ -125,6 +129,7 @@ class OrderEvents(NamedTuple):
     prices: list[int]
     sizes: list[int]
     have_price: list[bool]
+    are_last: list[bool] | None = None
 
     def take(self, rows: slice) -> OrderEvents:
         """The block of these events."""
@@ -136,6 +141,7 @@ class OrderEvents(NamedTuple):
             self.prices[rows],
             self.sizes[rows],
             self.have_price[rows],
+            None if self.are_last is None else self.are_last[rows],
         )
 
 

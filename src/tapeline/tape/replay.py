@@ -13,7 +13,8 @@ The rules for orders, each counted:
 - Of two orders that cross for `Policy.stale_cross_s` or longer, the older is evicted: its delete
   was lost.
 
-Events of levels that share a time are one update: nothing in between is ever shown.
+Events of levels that share a time are one update, and so are events of orders up to one that is
+said to be the last: nothing in between is ever shown.
 """
 
 from __future__ import annotations
@@ -235,6 +236,7 @@ class OrderReplay(Replay):
         evict = None if stale_s is None else self._evict
         super().__init__(BookGrid(self._book, options, policy, counts, evict), counts)
         self._crossed_since_ns = -1  # meaningful while the book is crossed
+        self._is_whole = True  # no update is half applied
         self._early_deletes: dict[bytes, int] = {}
 
     def apply(self, block: Block) -> None:
@@ -242,14 +244,15 @@ class OrderReplay(Replay):
         assert isinstance(block, OrderEvents)
         book, grid, counts = self._book, self.grid, self._counts
         bids, asks = book.bids.keys, book.asks.keys
-        for time_ns, order_id, action, is_bid, price, size, has_price in zip(
-            block.times_ns.tolist(), *block[1:], strict=True
+        are_last = block.are_last or [True] * len(block.ids)
+        for time_ns, order_id, action, is_bid, price, size, has_price, is_last in zip(
+            block.times_ns.tolist(), *block[1:-1], are_last, strict=True
         ):
             grid.advance(time_ns)
             crosses = action < DELETED and book.would_cross(is_bid, price)
             if crosses and not book.is_crossed:
                 self._crossed_since_ns = time_ns
-            if crosses or len(bids) < 2 or len(asks) < 2:
+            if self._is_whole and (not is_last or crosses or len(bids) < 2 or len(asks) < 2):
                 grid.hold()
             if action >= DELETED:
                 self._take_off(time_ns, order_id, action, size)
@@ -257,7 +260,9 @@ class OrderReplay(Replay):
                 self._count_odd(action == CREATED, order_id in book, size, has_price)
                 resting = size if has_price else 0
                 book.place(order_id, Order(is_bid, price, resting, time_ns))
-            self._count_state()
+            self._is_whole = is_last
+            if is_last:
+                self._count_state()
         for action, name in enumerate(("created", "changed", "deleted", "reduced", "cleared")):
             setattr(counts, name, getattr(counts, name) + block.actions.count(action))
         self._forget_early_deletes()
