@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -122,10 +123,14 @@ def in_child(action: Callable[[], None], at_operation: int, fault: Callable[[], 
 def _install(at_operation: int, fault: Callable[[], None]) -> Callable[[], bool]:
     seen = 0
 
+    lock = threading.Lock()  # a save also works in threads
+
     def operation() -> None:
         nonlocal seen
-        seen += 1
-        if seen == at_operation + 1:
+        with lock:
+            seen += 1
+            reached = seen == at_operation + 1
+        if reached:
             fault()
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

@@ -15,11 +15,11 @@ from tapeline.checkpoint import (
     Checkpointer,
     State,
     read_manifest,
-    save_state,
     state_sha256,
     verify,
 )
 from tapeline.checkpoint.retain import steps_to_delete
+from tapeline.checkpoint.save import commit_source
 from tapeline.clock import FakeClock
 from tapeline.errors import CheckpointError
 
@@ -28,6 +28,14 @@ def state_at(step: int) -> State:
     run = Run(seed=step)
     run.num_steps = step
     return run.capture()
+
+
+def save(checkpoints: Checkpointer, step: int) -> Path:
+    """Save, and finish what is done behind the loop."""
+    path = checkpoints.save(state_at(step))
+    checkpoints.wait()
+    assert path is not None
+    return path
 
 
 def names(folder: Path) -> list[str]:
@@ -43,7 +51,7 @@ def flip(path: Path) -> None:
 def test_saves_keeps_the_last_and_loads_the_newest(tmp_path: Path):
     checkpoints = Checkpointer(tmp_path / "a" / "b", keep=2)
     for step in (5, 10, 15):
-        path = checkpoints.save(state_at(step))
+        path = save(checkpoints, step)
         assert path == checkpoints.folder / f"step-{step:08d}"
     assert names(checkpoints.folder) == ["step-00000010", "step-00000015"]
     loaded = Checkpointer(checkpoints.folder).load()
@@ -54,16 +62,16 @@ def test_saves_keeps_the_last_and_loads_the_newest(tmp_path: Path):
 def test_the_highest_step_is_newest_whatever_names_and_times_say(tmp_path: Path):
     checkpoints = Checkpointer(tmp_path)
     for step in (99_999_999, 100_000_000):
-        checkpoints.save(state_at(step))
+        save(checkpoints, step)
     os.utime(tmp_path / "step-100000000", (0, 0))
     assert checkpoints.newest().path == tmp_path / "step-100000000"
 
 
 def test_damaged_ones_are_passed_over_with_reasons(tmp_path: Path):
     checkpoints = Checkpointer(tmp_path, keep=9)
-    paths = [checkpoints.save(state_at(step)) for step in (1, 2, 3, 4, 5)]
+    paths = [save(checkpoints, step) for step in (1, 2, 3, 4, 5)]
     flip(paths[1] / "rank-0.safetensors")
-    (paths[2] / "rank-0.json").unlink()
+    (paths[2] / "rank-0.safetensors").unlink()
     (paths[3] / "manifest.json").unlink()
     shutil.rmtree(paths[4])
     shutil.copytree(paths[0], paths[4])
@@ -76,7 +84,7 @@ def test_damaged_ones_are_passed_over_with_reasons(tmp_path: Path):
         "Rename the folder to its own step."
     )
     assert "found none: the save was not finished" in reasons[1]
-    assert f"{paths[2] / 'rank-0.json'}: expected a file of" in reasons[2]
+    assert f"{paths[2] / 'rank-0.safetensors'}: expected a file of" in reasons[2]
     assert f"{paths[1] / 'rank-0.safetensors'}: expected content with" in reasons[3]
     assert checkpoints.newest() == Checkpointer(tmp_path).newest()
     assert checkpoints.newest().skipped == loaded.skipped
@@ -91,14 +99,14 @@ def test_nothing_to_load_is_an_error(tmp_path: Path):
         f"{tmp_path / 'run'}: expected a checkpoint that verifies, found no checkpoint. "
         "Start the run from its beginning in another folder."
     )
-    flip(checkpoints.save(state_at(1)) / "manifest.json")
+    flip(save(checkpoints, 1) / "manifest.json")
     with pytest.raises(CheckpointError, match=r"found 1 that don't, the newest: .*manifest\.json"):
         checkpoints.load()
 
 
 def test_the_newest_of_another_run_is_refused_not_passed_over(tmp_path: Path):
-    Checkpointer(tmp_path, metadata={"run": "a"}).save(state_at(1))
-    Checkpointer(tmp_path, metadata={"run": "b"}).save(state_at(2))
+    save(Checkpointer(tmp_path, metadata={"run": "a"}), 1)
+    save(Checkpointer(tmp_path, metadata={"run": "b"}), 2)
     checkpoints = Checkpointer(tmp_path)
     assert checkpoints.load(expect={"run": "b"}).state.step == 2
     with pytest.raises(CheckpointError) as error:
@@ -109,7 +117,7 @@ def test_the_newest_of_another_run_is_refused_not_passed_over(tmp_path: Path):
 
 def test_a_repeated_step_is_replaced(tmp_path: Path):
     checkpoints = Checkpointer(tmp_path)
-    path = checkpoints.save(state_at(1))
+    path = save(checkpoints, 1)
     run = Run(seed=7)
     run.num_steps = 1
     assert Checkpointer(tmp_path).save(run.capture()) == path
@@ -117,35 +125,35 @@ def test_a_repeated_step_is_replaced(tmp_path: Path):
     assert {file.name for file in files_of(tmp_path)} == {"manifest.json", *verify(path).files}
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "rank-0.json"])
+@pytest.mark.parametrize("name", ["manifest.json", "rank-0.safetensors"])
 def test_a_damaged_step_is_replaced_when_the_run_comes_by_again(tmp_path: Path, name: str):
     checkpoints = Checkpointer(tmp_path)
-    checkpoints.save(state_at(1))
-    flip(checkpoints.save(state_at(3)) / name)
+    save(checkpoints, 1)
+    flip(save(checkpoints, 3) / name)
     resumed = Checkpointer(tmp_path, keep=2)
     assert resumed.load().state.step == 1
-    resumed.save(state_at(2))
+    save(resumed, 2)
     assert names(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
-    resumed.save(state_at(3))
+    save(resumed, 3)
     assert names(tmp_path) == ["step-00000002", "step-00000003"]
     assert resumed.newest().skipped == ()
 
 
 def test_damaged_ones_do_not_count(tmp_path: Path):
     checkpoints = Checkpointer(tmp_path, keep=2)
-    checkpoints.save(state_at(1))
-    flip(checkpoints.save(state_at(2)) / "rank-0.safetensors")
-    Checkpointer(tmp_path, keep=2).save(state_at(3))
+    save(checkpoints, 1)
+    flip(save(checkpoints, 2) / "rank-0.safetensors")
+    save(Checkpointer(tmp_path, keep=2), 3)
     assert names(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
-    Checkpointer(tmp_path, keep=2).save(state_at(4))
+    save(Checkpointer(tmp_path, keep=2), 4)
     assert names(tmp_path) == ["step-00000003", "step-00000004"]
 
 
 def test_a_step_behind_a_good_one_is_refused(tmp_path: Path):
     checkpoints = Checkpointer(tmp_path)
-    checkpoints.save(state_at(5))
+    save(checkpoints, 5)
     with pytest.raises(CheckpointError) as error:
-        Checkpointer(tmp_path).save(state_at(4))
+        save(Checkpointer(tmp_path), 4)
     assert str(error.value) == (
         f"{tmp_path / 'step-00000004'}: expected a step beyond every checkpoint of the run, "
         "found step 5 here already. "
@@ -158,34 +166,37 @@ def test_nothing_is_deleted_when_the_new_one_does_not_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     checkpoints = Checkpointer(tmp_path, keep=1)
-    checkpoints.save(state_at(1))
+    save(checkpoints, 1)
 
-    def bad_disk(path, state, **options):
-        flip(save_state(path, state, **options) / "rank-0.safetensors")
+    def bad_disk(path, source, **options):
+        manifest = commit_source(path, source, **options)
+        flip(path / "rank-0.safetensors")
+        return manifest
 
-    monkeypatch.setattr("tapeline.checkpoint.checkpointer.save_state", bad_disk)
+    monkeypatch.setattr("tapeline.checkpoint.checkpointer.commit_source", bad_disk)
     with pytest.raises(CheckpointError, match="expected content with"):
-        checkpoints.save(state_at(2))
+        save(checkpoints, 2)
     assert checkpoints.load().state.step == 1
 
 
 def test_leftovers_are_swept_and_other_names_are_not(tmp_path: Path):
-    for name in (".aside-step-00000007.0123", "step-7", "notes"):
+    in_flight = ".aside-step-00000009.0123"
+    for name in (".aside-step-00000007.0123", in_flight, "step-7", "notes"):
         (tmp_path / name).mkdir()
     checkpoints = Checkpointer(tmp_path)
     assert checkpoints.newest().path is None
-    checkpoints.save(state_at(8))
-    assert names(tmp_path) == ["notes", "step-00000008", "step-7"]
+    save(checkpoints, 8)
+    assert names(tmp_path) == [in_flight, "notes", "step-00000008", "step-7"]
 
 
 def test_entries_tell_what_the_manifests_say(tmp_path: Path):
     clock = FakeClock(wall_ns=1_000)
     checkpoints = Checkpointer(tmp_path, metadata={"code": {"dirty": True}}, clock=clock)
     assert checkpoints.entries() == []
-    checkpoints.save(state_at(1))
+    save(checkpoints, 1)
     clock.advance(500)
-    path = checkpoints.save(state_at(2))
-    (checkpoints.save(state_at(3)) / "manifest.json").unlink()
+    path = save(checkpoints, 2)
+    (save(checkpoints, 3) / "manifest.json").unlink()
     entries = checkpoints.entries()
     assert [(e.step, e.created_ns) for e in entries] == [(2, 1_500), (1, 1_000)]
     assert entries[0].path == path

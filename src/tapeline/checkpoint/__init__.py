@@ -12,6 +12,7 @@ from tapeline.checkpoint.state import (
     restore_state,
     state_sha256,
 )
+from tapeline.checkpoint.stats import SaveStats
 
 __all__ = [
     "Checkpointer",
@@ -19,6 +20,7 @@ __all__ = [
     "Loaded",
     "Manifest",
     "Newest",
+    "SaveStats",
     "Skipped",
     "State",
     "capture_state",

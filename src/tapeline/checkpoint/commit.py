@@ -1,39 +1,57 @@
 """The commit protocol: a folder of data files is a commit once its manifest is there.
 
-Covers: writing data files and then the manifest that names them with size and hash, replacing a
-commit by a newer one in the same folder, and reading back with every byte checked. Does not
+Covers: writing data files and the manifest that names them with size and hash, as a new folder
+or in place of the commit that a folder holds, and reading back with every byte checked. Does not
 cover what the files hold, nor two writers in one folder at a time.
 
-    write data files under names that nothing uses → fsync each → fsync the folder
-    → write manifest.json aside → fsync → rename over the old one → fsync the folder
-    → delete the data files that no manifest names any more
+    a new folder                               in place of a commit
+    make a folder aside                        choose data names that nothing uses
+    write data and manifest.json into it       write data, and the manifest aside
+    flush these and the folder                 flush these and the folder
+    rename the folder to its name              rename the manifest over the old one
+    flush the folder above                     flush the folder
+                                               delete the data that no manifest names any more
 
-At each instant the folder holds the old commit whole or the new one whole.
+At each instant the name leads to the old commit whole or to the new one whole. Why each flush
+(fsync) is there: of a file, because a rename may reach the disk before the bytes of what it
+names; of the folder, because a flushed file may still lack its name there; of the folder above
+(or again), because the rename itself may be lost, and the caller goes on to delete older
+checkpoints. The first group has no order among itself and is flushed at once: on a journalling
+file system they wait for the same commit of the journal, so three cost about as much as one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import IO, Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
+import torch
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tapeline.checkpoint.direct import hash_file, read_hashed, write_hashed
+from tapeline.checkpoint.snapshot import Image
 from tapeline.errors import CheckpointError
-from tapeline.files import ASIDE, atomic_write, canonical_json, fsync_folder, xxh3_file
+from tapeline.files import ASIDE, aside, canonical_json, fsync_folder
 
 MANIFEST = "manifest.json"
 _FORMAT: Final = "tapeline checkpoint"
 _VERSION: Final = 1
 _SELF_HASH = "manifest_xxh3_128"
 # Also the only names that are ever deleted from a commit's folder, beside what is `.aside-`.
-_DATA_NAME = re.compile(r"rank-\d+(\.\d+)?\.(safetensors|json)")
+_DATA_NAME = re.compile(r"rank-\d+(\.\d+)?\.safetensors")
 _USE_ANOTHER = "Use another checkpoint"
+
+Source: TypeAlias = Iterable[bytes | memoryview] | Image  # the content of a data file
+T = TypeVar("T")
 
 
 class FileEntry(BaseModel):
@@ -71,34 +89,35 @@ class Manifest(BaseModel):
 
 def write_commit(
     folder: Path,
-    files: Mapping[str, Iterable[bytes | memoryview]],
+    files: Mapping[str, Source],
     *,
     step: int,
     created_ns: int,
     metadata: Mapping[str, Any],
 ) -> Manifest:
-    """Commit `files` (name to chunks) in an existing folder, in place of what it held.
+    """Commit `files` (name to content) as `folder`, in place of what it held.
 
-    Names are `rank-<number>.<safetensors or json>`; where a file of that name exists already, a
-    number is put into all of them, so that no committed byte is ever written to.
+    Names are `rank-<number>.safetensors`; where a file of that name exists already, a number is
+    put into all of them, so that no committed byte is ever written to. The folder above exists.
 
     Raises:
         OSError: the disk is full or fails. What was committed before is untouched.
     """
-    taken = {file.name for file in folder.iterdir()}
-    stored_names = _unused(list(files), taken)
+
+    def manifest_of(entries: dict[str, FileEntry]) -> Manifest:
+        return Manifest(step=step, created_ns=created_ns, files=entries, metadata=dict(metadata))
+
+    if folder.is_dir() and any(folder.iterdir()):
+        return _replace(folder, files, manifest_of)
+    fresh = aside(folder)
     try:
-        entries = {
-            stored: _write_file(folder / stored, chunks)
-            for stored, chunks in zip(stored_names, files.values(), strict=True)
-        }
-        fsync_folder(folder)
-        manifest = Manifest(
-            step=step, created_ns=created_ns, files=entries, metadata=dict(metadata)
-        )
-        atomic_write(folder / MANIFEST, manifest.render())
-    finally:
-        _delete_unnamed(folder)
+        fresh.mkdir()
+        manifest = _write_all(fresh, files, MANIFEST, manifest_of)
+        fresh.rename(folder)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    fsync_folder(folder.parent)
     return manifest
 
 
@@ -117,7 +136,17 @@ def read_manifest(folder: Path) -> Manifest:
             found="a file" if folder.exists() else "nothing",
             fix="Give the folder of a checkpoint",
         )
-    raw = _read(path, "a manifest", missing="none: the save was not finished")
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            path,
+            expected="a manifest",
+            found="none: the save was not finished",
+            fix=_USE_ANOTHER,
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, "a manifest", error) from error
     try:
         fields = json.loads(raw)
     except ValueError as error:
@@ -151,16 +180,13 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def read_file(folder: Path, name: str, entry: FileEntry) -> bytes:
-    """One data file of a commit, read once: the bytes that were checked are those returned.
+def read_file(folder: Path, name: str, entry: FileEntry) -> torch.Tensor:
+    """One data file of a commit, uint8 [bytes], read once: what was checked is what is returned.
 
     Raises:
         CheckpointError: the file is missing, cut short or changed.
     """
-    path = folder / name
-    data = _read(path, f"a file of {entry.bytes:,} bytes", missing="nothing")
-    _check_file(path, entry, len(data), xxhash.xxh3_128_hexdigest(data))
-    return data
+    return _checked(folder / name, entry, read_hashed)
 
 
 def verify(folder: Path) -> Manifest:
@@ -171,13 +197,7 @@ def verify(folder: Path) -> Manifest:
     """
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():
-        path = folder / name
-        try:
-            size = path.stat().st_size
-            digest = xxh3_file(path)
-        except OSError as error:
-            raise _unreadable(path, f"a file of {entry.bytes:,} bytes", error) from error
-        _check_file(path, entry, size, digest)
+        _checked(folder / name, entry, lambda path, size: (None, hash_file(path, size)))
     return manifest
 
 
@@ -209,6 +229,88 @@ def is_foreign(folder: Path) -> bool:
     return False
 
 
+def _replace(
+    folder: Path,
+    files: Mapping[str, Source],
+    manifest_of: Callable[[dict[str, FileEntry]], Manifest],
+) -> Manifest:
+    taken = {file.name for file in folder.iterdir()}
+    stored = dict(zip(_unused(list(files), taken), files.values(), strict=True))
+    written = aside(folder / MANIFEST)
+    try:
+        manifest = _write_all(folder, stored, written.name, manifest_of)
+        written.replace(folder / MANIFEST)
+        fsync_folder(folder)
+    finally:
+        _delete_unnamed(folder)
+    return manifest
+
+
+def _write_all(
+    folder: Path,
+    files: Mapping[str, Source],
+    manifest_name: str,
+    manifest_of: Callable[[dict[str, FileEntry]], Manifest],
+) -> Manifest:
+    """Write data files and a manifest, and put all of them and their names on the disk."""
+    entries = {}
+    # The descriptors that were written to stay open: an error in writing back is told to these.
+    with contextlib.ExitStack() as opened:
+        streams = []
+        for name, source in files.items():
+            streams.append(opened.enter_context((folder / name).open("xb")))
+            entries[name] = _write_file(streams[-1], source)
+        manifest = manifest_of(entries)
+        streams.append(opened.enter_context((folder / manifest_name).open("xb")))
+        streams[-1].write(manifest.render().encode())
+        streams[-1].flush()
+        names = os.open(folder, os.O_RDONLY)
+        opened.callback(os.close, names)
+        _fsync_together([*(stream.fileno() for stream in streams), names])
+    return manifest
+
+
+def _write_file(stream: IO[bytes], source: Source) -> FileEntry:
+    if isinstance(source, Image):
+        source.wait()
+        digest = write_hashed(stream.fileno(), source.memory, source.num_bytes)
+        return FileEntry(bytes=source.num_bytes, xxh3_128=digest)
+    hashed = xxhash.xxh3_128()
+    size = 0
+    for chunk in source:
+        stream.write(chunk)
+        hashed.update(chunk)
+        size += len(chunk)
+    stream.flush()
+    return FileEntry(bytes=size, xxh3_128=hashed.hexdigest())
+
+
+def _fsync_together(descriptors: list[int]) -> None:
+    failures: list[OSError] = []
+
+    def flush(descriptor: int) -> None:
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            failures.append(error)
+
+    first, *others = descriptors
+    threads = [threading.Thread(target=flush, args=(other,)) for other in others]
+    try:
+        for thread, other in zip(threads, others, strict=True):
+            try:
+                thread.start()
+            except RuntimeError:  # an interpreter that is ending may start no more of them
+                flush(other)
+        flush(first)
+    finally:
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    if failures:
+        raise failures[0]
+
+
 def _unused(names: list[str], taken: set[str]) -> list[str]:
     for number in itertools.count(1):
         stored = [f"{n}.{number}.{s}" if number > 1 else f"{n}.{s}" for n, s in _split(names)]
@@ -219,19 +321,6 @@ def _unused(names: list[str], taken: set[str]) -> list[str]:
 
 def _split(names: list[str]) -> list[tuple[str, str]]:
     return [(Path(name).stem, Path(name).suffix[1:]) for name in names]
-
-
-def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-    digest = xxhash.xxh3_128()
-    size = 0
-    with path.open("xb") as stream:
-        for chunk in chunks:
-            stream.write(chunk)
-            digest.update(chunk)
-            size += len(chunk)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return FileEntry(bytes=size, xxh3_128=digest.hexdigest())
 
 
 def _delete_unnamed(folder: Path) -> None:
@@ -246,20 +335,18 @@ def _delete_unnamed(folder: Path) -> None:
             file.unlink()
 
 
-def _read(path: Path, expected: str, *, missing: str) -> bytes:
+def _checked(path: Path, entry: FileEntry, read: Callable[[Path, int], tuple[T, str]]) -> T:
+    expected = f"a file of {entry.bytes:,} bytes"
     try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise CheckpointError(path, expected=expected, found=missing, fix=_USE_ANOTHER) from error
+        size = path.stat().st_size
+        if size != entry.bytes:
+            raise _damaged(path, f"{entry.bytes:,} bytes", f"{size:,}")
+        content, digest = read(path, size)
     except OSError as error:
         raise _unreadable(path, expected, error) from error
-
-
-def _check_file(path: Path, entry: FileEntry, size: int, digest: str) -> None:
-    if size != entry.bytes:
-        raise _damaged(path, f"{entry.bytes:,} bytes", f"{size:,}")
     if digest != entry.xxh3_128:
         raise _damaged(path, f"content with xxh3-128 {entry.xxh3_128}", digest)
+    return content
 
 
 def _unreadable(path: Path, expected: str, error: OSError) -> CheckpointError:

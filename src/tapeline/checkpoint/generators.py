@@ -63,6 +63,7 @@ def restore_generators(saved: Mapping[str, Any]) -> None:
     python = saved["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state(saved["numpy"])  # noqa: NPY002
-    torch.set_rng_state(saved["torch"])
+    # torch reads these bytes as wider numbers, so they must not lie at an odd place in a file.
+    torch.set_rng_state(saved["torch"].clone())
     for index, cuda in enumerate(saved["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(cuda, index)
+        torch.cuda.set_rng_state(cuda.clone(), index)

@@ -6,17 +6,15 @@ be refused but can't run anything.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from tapeline.checkpoint.commit import check_metadata, read_file, read_manifest
+from tapeline.checkpoint.encoding import decode
 from tapeline.checkpoint.state import PARTS, State, restore_state
 from tapeline.errors import CheckpointError
 
@@ -44,7 +42,7 @@ def load_checkpoint(
 
 
 def load_state(path: str | Path, *, expect: Mapping[str, Any] | None = None) -> State:
-    """The state in the folder `path`, on the CPU.
+    """The state in the folder `path`, on the CPU. Its tensors are views of one piece of memory.
 
     Args:
         path: the folder of a checkpoint.
@@ -56,22 +54,19 @@ def load_state(path: str | Path, *, expect: Mapping[str, Any] | None = None) -> 
     folder = Path(path)
     manifest = read_manifest(folder)
     check_metadata(folder, manifest, expect or {})
-    tensors: dict[str, torch.Tensor] = {}
-    values: dict[str, Any] = {}
-    for name, entry in manifest.files.items():
-        data = read_file(folder, name, entry)
-        try:
-            if name.endswith(".safetensors"):
-                tensors |= safetensors.torch.load(data)
-            else:
-                values |= dict(json.loads(data))
-        except (SafetensorError, ValueError, TypeError) as error:
-            raise _not_ours(folder / name, str(error)) from error
-    if values.keys() != PARTS:
-        raise _not_ours(folder, f"parts {sorted(values)}")
-    if values["step"] != manifest.step:
-        raise _not_ours(folder, f"step {values['step']} beside {manifest.step} in the manifest")
-    return State(tensors, values)
+    if len(manifest.files) != 1:
+        raise _not_ours(folder, f"{len(manifest.files)} data files")
+    ((name, entry),) = manifest.files.items()
+    data = read_file(folder, name, entry)
+    try:
+        state = decode(data)
+    except ValueError as error:
+        raise _not_ours(folder / name, str(error)) from error
+    if state.values.keys() != PARTS:
+        raise _not_ours(folder, f"parts {sorted(state.values)}")
+    if state.step != manifest.step:
+        raise _not_ours(folder, f"step {state.step} beside {manifest.step} in the manifest")
+    return state
 
 
 def _not_ours(path: Path, found: str) -> CheckpointError:

@@ -1,13 +1,12 @@
 """From a state to a committed folder.
 
-Covers: one process that writes all of a state, synchronously. Does not cover which folder, nor
-how many are kept (`checkpointer`).
+Covers: one process that writes all of a state, before it returns. Does not cover which folder,
+how many are kept, nor doing it in the background (`checkpointer`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,14 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tapeline.checkpoint.commit import is_foreign, write_commit
-from tapeline.checkpoint.state import State, capture_state, tensor_bytes
-from tapeline.checkpoint.tree import DTYPE_NAMES
+from tapeline.checkpoint.commit import Manifest, Source, is_foreign, write_commit
+from tapeline.checkpoint.encoding import Layout, encode
+from tapeline.checkpoint.state import State, capture_state
 from tapeline.clock import Clock, SystemClock
 from tapeline.errors import CheckpointError
-from tapeline.files import ASIDE, atomic_folder, canonical_json, fsync_folder
-
-_ALIGNMENT_BYTES = 8
+from tapeline.files import ASIDE, fsync_folder
 
 
 def save_checkpoint(
@@ -67,29 +64,42 @@ def save_state(
         metadata: what the checkpoint belongs to (run, config hash, code, data), as JSON.
         clock: where the time of the save is read.
     """
+    commit_source(
+        path,
+        encode(state, Layout.of(state)),
+        step=state.step,
+        created_ns=(clock or SystemClock()).wall_ns(),
+        metadata=metadata or {},
+    )
+    return Path(path).absolute()
+
+
+def commit_source(
+    path: str | Path,
+    source: Source,
+    *,
+    step: int,
+    created_ns: int,
+    metadata: Mapping[str, Any],
+) -> Manifest:
+    """Commit the bytes of a state's file to the folder `path`; see `save_checkpoint`."""
     folder = Path(path).absolute()
-    files: dict[str, Iterator[bytes | memoryview]] = {
-        "rank-0.safetensors": encode_safetensors(state.tensors),
-        "rank-0.json": iter([canonical_json(state.values).encode()]),
-    }
-    about: dict[str, Any] = {
-        "step": state.step,
-        "created_ns": (clock or SystemClock()).wall_ns(),
-        "metadata": metadata or {},
-    }
     with disk_errors_told(folder):
         if folder.exists() and not folder.is_dir():
             raise _occupied(folder, "a file")
-        if folder.is_dir() and any(folder.iterdir()):
-            if is_foreign(folder):
-                raise _occupied(folder, "a folder with other files")
-            write_commit(folder, files, **about)
-        else:
+        if not folder.is_dir():
             _make_durably(folder.parent)
-            with atomic_folder(folder) as fresh:
-                write_commit(fresh, files, **about)
+        elif is_foreign(folder):
+            raise _occupied(folder, "a folder with other files")
+        manifest = write_commit(
+            folder,
+            {"rank-0.safetensors": source},
+            step=step,
+            created_ns=created_ns,
+            metadata=metadata,
+        )
         _sweep(folder)
-    return folder
+    return manifest
 
 
 @contextlib.contextmanager
@@ -104,31 +114,6 @@ def disk_errors_told(folder: Path) -> Iterator[None]:
             found=error.strerror or str(error),
             fix="Make room or choose another folder; earlier checkpoints are as they were",
         ) from error
-
-
-def encode_safetensors(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """A safetensors file in chunks, one per tensor, so that a large state is never held twice.
-
-    The format: https://github.com/huggingface/safetensors#format. An eight-byte length, a JSON
-    header padded to eight bytes, and the tensors, widest element first so that each is aligned.
-    """
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {}
-    start = 0
-    for name in names:
-        tensor = tensors[name]
-        end = start + tensor.nbytes
-        header[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-        start = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT_BYTES)
-    yield len(text).to_bytes(8, "little") + text
-    for name in names:
-        yield tensor_bytes(tensors[name])
 
 
 def _make_durably(folder: Path) -> None:

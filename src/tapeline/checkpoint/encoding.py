@@ -1,0 +1,102 @@
+"""A state as one safetensors file: the tensors, and the rest as JSON in its header.
+
+Covers: the layout of the bytes, and tensors as views of bytes that were read. Does not cover
+where the bytes go. One file, since each file of a commit has to be flushed for itself.
+
+The format (https://github.com/huggingface/safetensors#format): an eight-byte length, a JSON
+header padded with blanks, and the tensors, here widest element first so that each is aligned.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tapeline.checkpoint.state import State, tensor_bytes
+from tapeline.checkpoint.tree import DTYPE_NAMES
+from tapeline.files import canonical_json
+
+_ALIGNMENT_BYTES = 64
+_METADATA = "__metadata__"
+_VALUES = "tapeline_values"
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the bytes of a state stand in its file.
+
+    Attributes:
+        header: the first bytes of the file.
+        starts: offset of each tensor, in the order of the file.
+        num_bytes: size of the file.
+    """
+
+    header: bytes
+    starts: dict[str, int]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, state: State) -> Layout:
+        """Lay out a state."""
+        tensors = state.tensors
+        names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        fields: dict[str, Any] = {_METADATA: {_VALUES: canonical_json(state.values)}}
+        end = 0
+        starts = {}
+        for name in names:
+            tensor = tensors[name]
+            starts[name] = end
+            end += tensor.nbytes
+            fields[name] = {
+                "dtype": DTYPE_NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [starts[name], end],
+            }
+        text = json.dumps(fields, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % _ALIGNMENT_BYTES)
+        header = len(text).to_bytes(8, "little") + text
+        return cls(header, {name: len(header) + s for name, s in starts.items()}, len(header) + end)
+
+
+def encode(state: State, layout: Layout) -> Iterator[bytes | memoryview]:
+    """The file in chunks, one per tensor, so that a large state is never held twice."""
+    yield layout.header
+    for name in layout.starts:
+        yield tensor_bytes(state.tensors[name])
+
+
+def decode(data: torch.Tensor) -> State:
+    """The state in the bytes of a file, uint8 [bytes]: its tensors are views of `data`.
+
+    Raises:
+        ValueError: these aren't bytes that `encode` makes.
+    """
+    raw = data.numpy().data
+    start = 8 + int.from_bytes(raw[:8], "little")
+    if len(raw) < 8 or start > len(raw):
+        raise ValueError("a header that is longer than the file")
+    fields = json.loads(bytes(raw[8:start]))
+    try:
+        values = json.loads(fields.pop(_METADATA)[_VALUES])
+        tensors = {name: _view(data[start:], **field) for name, field in fields.items()}
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"another header ({type(error).__name__}: {error})") from error
+    if not isinstance(values, dict):
+        raise ValueError("no values in the header")
+    return State(tensors, values)
+
+
+def _view(
+    body: torch.Tensor, *, dtype: str, shape: list[int], data_offsets: list[int]
+) -> torch.Tensor:
+    start, end = data_offsets
+    kind = _DTYPES[dtype]
+    if not 0 <= start <= end <= len(body) or end - start != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"a tensor of shape {shape} at bytes {start} to {end} of {len(body)}")
+    return body[start:end].view(kind).view(shape)
