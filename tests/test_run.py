@@ -313,7 +313,7 @@ def test_resuming_what_is_no_run(tmp_path):
         ("model.factory=no_such_module:net", ConfigError, "No module named 'no_such_module'"),
         ("model.factory=noisy_model:not_a_module", ConfigError, "expected a callable that returns"),
         ("model.arguments={depth=3}", ConfigError, "unexpected keyword argument 'depth'"),
-        ("validation.fraction=0.99", None, "expected at least one training window"),
+        ("validation.fraction=0.99", None, "split, train: expected at least one window"),
         ("training.accumulate=5", ConfigError, "expected accumulate to divide batch"),
     ],
 )

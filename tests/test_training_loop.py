@@ -236,7 +236,9 @@ def test_training_learns_what_is_there(new_store):
     days = [rng.standard_normal((400, COLUMNS)) * [5, 1, 1] + [0, 100, 0] for _ in range(3)]
     days[2][:, 2] = 3.0
     store = new_store(days)
-    training, validation = WindowIndex(store, T, HORIZON).split(store, 0.25)
+    training, validation = (
+        WindowIndex(store, T, HORIZON).split(train=0.75, validation="rest").values()
+    )
     scale = Normaliser.fit(store, training)
     source = BatchSource(store, T, HORIZON, scale=scale)
     model = network()

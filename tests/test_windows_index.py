@@ -1,18 +1,22 @@
 """Which windows there are: none across a session, a marked row or a cut, and none forgotten."""
 
 import itertools
+import pickle
+from datetime import date
 
 import numpy as np
 import pytest
+from helpers_index import HORIZONS, MASKS, by_hand, grids, stored
 from helpers_windows import arrays, listed, session, valid_windows
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tapeline.errors import WindowError
-from tapeline.windows import WindowIndex
+from tapeline.session import Session, SessionKey
+from tapeline.windows import RowPolicy, WindowIndex, select
+from tapeline.windows.rows import gap_rows
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 4))
-MASKS = st.lists(st.lists(st.sampled_from([True, True, True, False]), max_size=25), min_size=1)
 LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=6)
 
 
@@ -24,14 +28,14 @@ def masked(masks):
     ("rows", "windows"), [(1140, 1111), (31, 2), (30, 1), (46_800, 46_771), (20 + 10 + 7, 8)]
 )
 def test_a_session_holds_its_rows_less_the_span_plus_one(rows, windows):
-    index = WindowIndex.from_lengths([rows], T=20, horizon=10)
+    index = WindowIndex.from_lengths([rows], T=20, horizons=10)
     assert index.num_windows == windows
     assert listed(index) == [(0, start) for start in range(windows)]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 29])
 def test_a_shorter_session_holds_none(rows):
-    index = WindowIndex.from_lengths([rows, 30, rows], T=20, horizon=10)
+    index = WindowIndex.from_lengths([rows, 30, rows], T=20, horizons=10)
     assert listed(index) == [(1, 0)]
 
 
@@ -51,15 +55,20 @@ def test_a_store_gives_every_window_of_valid_rows_and_no_other(new_store, masks,
 
 
 @settings(max_examples=50)
-@given(MASKS, SHAPES)
-def test_input_ranges_are_the_rows_that_windows_read_each_once(new_store, masks, shape):
+@given(MASKS, SHAPES, st.integers(1, 9), st.integers(1, 12))
+def test_input_rows_are_those_that_windows_read_each_once(new_store, masks, shape, stride, most):
     T, _ = shape
-    windows = valid_windows(masks, *shape)
-    assume(windows)
-    ranges = list(WindowIndex(new_store(masked(masks)), *shape).input_ranges())
-    rows = [(s, row) for s, start, stop in ranges for row in range(start, stop)]
-    assert rows == sorted({(s, start + i) for s, start in windows for i in range(T)})
-    assert all(a[0] != b[0] or a[2] < b[1] for a, b in itertools.pairwise(ranges))
+    wanted = by_hand([(m, None) for m in masks], T, sum(shape), stride)
+    assume(wanted)
+    store = new_store(masked(masks))
+    index = WindowIndex(store, *shape, stride)
+    rows = [
+        (s, row)
+        for s, part in index.input_rows(most)
+        for row in np.arange(store.lengths[s])[part].tolist()
+    ]
+    assert rows == sorted({(s, start + i) for s, start in wanted for i in range(T)})
+    assert index.num_input_rows == len(rows)
 
 
 @given(LENGTHS, SHAPES, st.data())
@@ -101,11 +110,11 @@ def test_lengths_that_are_not_numbers_of_rows_are_refused(lengths, found):
     )
 
 
-@pytest.mark.parametrize("name", ["T", "horizon"])
+@pytest.mark.parametrize("name", ["T", "horizon", "stride"])
 @pytest.mark.parametrize("value", [0, -3, 2.5, 20.0])
 def test_lengths_of_windows_are_whole_numbers_from_1(name, value):
     with pytest.raises(WindowError) as error:
-        WindowIndex.from_lengths([100], **{name: value})
+        WindowIndex.from_lengths([100], **{"horizons" if name == "horizon" else name: value})
     assert str(error.value) == (
         f"{name}: expected a whole number, 1 or more, found {value}. Choose another {name}."
     )
@@ -136,102 +145,6 @@ def test_sessions_without_a_valid_row_are_counted_in_the_refusal(new_store):
     with pytest.raises(WindowError) as error:
         WindowIndex(store)
     assert str(error.value) == TOO_LONG.format("25 in the longest of 2")
-
-
-# Splits
-
-
-def by_hand(index, cut_rows):
-    """The windows wholly before and wholly after the cut row of their session."""
-    windows = listed(index)
-    return (
-        [(s, a) for s, a in windows if a + index.span <= cut_rows[s]],
-        [(s, a) for s, a in windows if a >= cut_rows[s]],
-    )
-
-
-def check_split(index, store, fraction, cut_rows):
-    before, after = by_hand(index, cut_rows)
-    if before and after:
-        sides = index.split(store, fraction)
-        assert [listed(side) for side in sides] == [before, after]
-        assert [(side.T, side.horizon) for side in sides] == [(index.T, index.horizon)] * 2
-    else:
-        with pytest.raises(WindowError, match=r"at least one (training|validation) window"):
-            index.split(store, fraction)
-
-
-@settings(max_examples=50)
-@given(MASKS, SHAPES, st.floats(0.01, 0.99))
-def test_a_split_without_times_cuts_at_one_row_in_store_order(new_store, masks, shape, fraction):
-    assume(valid_windows(masks, *shape))
-    store = new_store(masked(masks))
-    wanted = sum(map(len, masks)) - round(sum(map(len, masks)) * fraction)
-    cut_rows = [
-        min(max(wanted - int(o), 0), len(m)) for o, m in zip(store.offsets, masks, strict=False)
-    ]
-    check_split(WindowIndex(store, *shape), store, fraction, cut_rows)
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(st.lists(st.integers(-50, 50), max_size=25).map(sorted), min_size=1, max_size=4),
-    SHAPES,
-    st.floats(0.01, 0.99),
-)
-def test_a_split_with_times_is_one_instant_for_all_sessions(new_store, times, shape, fraction):
-    assume(valid_windows([[True] * len(t) for t in times], *shape))
-    store = new_store([session(n, len(t), times=t) for n, t in enumerate(times)])
-    together = sorted(itertools.chain(*times))
-    wanted = len(together) - round(len(together) * fraction)
-    # the earliest instant with at least `wanted` rows before it
-    instant = next(
-        i for i in range(together[0], together[-1] + 2) if sum(t < i for t in together) >= wanted
-    )
-    cut_rows = [sum(t < instant for t in session_times) for session_times in times]
-    check_split(WindowIndex(store, *shape), store, fraction, cut_rows)
-
-
-def test_sessions_that_overlap_in_time_are_cut_at_the_same_instant(new_store):
-    second = 10**9
-    start = 1_700_000_000 * second
-    days = [start + np.arange(100) * second, start + 40 * second + np.arange(100) * second]
-    store = new_store([session(n, 100, times=t) for n, t in enumerate(days)])
-    training, validation = WindowIndex(store, 5, 2).split(store, 0.25)
-    # 150 rows lie before second 95: 95 of the first session and 55 of the second
-    assert listed(training) == [(0, s) for s in range(89)] + [(1, s) for s in range(49)]
-    assert listed(validation) == [(1, s) for s in range(55, 94)]
-
-
-def test_a_cut_inside_a_session_drops_the_windows_that_cross_it(new_store):
-    store = new_store(arrays(100))
-    index = WindowIndex(store, 5, 2)
-    training, validation = index.split(store, 0.5)
-    assert listed(training) == [(0, s) for s in range(44)]
-    assert listed(validation) == [(0, s) for s in range(50, 94)]
-    assert index.num_windows - training.num_windows - validation.num_windows == 5 + 2 - 1
-
-
-@pytest.mark.parametrize(("fraction", "side"), [(0.05, "validation"), (0.95, "training")])
-def test_a_split_that_leaves_a_side_empty_is_refused(new_store, fraction, side):
-    store = new_store(arrays(100))
-    with pytest.raises(WindowError) as error:
-        WindowIndex(store, 5, 2).split(store, fraction)
-    assert str(error.value) == (
-        f"split at {1 - fraction:g} of the rows: expected at least one {side} window of 7 rows, "
-        "found none. Move the cut, shorten the windows, or give more data."
-    )
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.2, 20, float("nan")])
-def test_a_fraction_lies_between_0_and_1(new_store, fraction):
-    store = new_store(arrays(40))
-    with pytest.raises(WindowError) as error:
-        WindowIndex(store, 5, 2).split(store, fraction)
-    assert str(error.value) == (
-        "validation fraction: expected a number between 0 and 1, "
-        f"found {fraction}. Take 0.2 for the last fifth."
-    )
 
 
 # Belonging to a store, and identity
@@ -270,7 +183,7 @@ def test_lengths_alone_do_not_get_windows_onto_marked_rows(new_store):
         WindowIndex.from_lengths(store.lengths, 5, 2).check_within(store)
     assert str(error.value) == (
         "windows of session 1: expected 7 valid rows of the store for each, found starts 0 to 13, "
-        "some outside the session or on rows marked invalid. Make the sampler from "
+        "some outside the session, on rows marked invalid or across a gap. Make the sampler from "
         "`WindowIndex(shards, T, horizon)` of this store."
     )
 
@@ -278,7 +191,7 @@ def test_lengths_alone_do_not_get_windows_onto_marked_rows(new_store):
 def test_the_fingerprint_is_of_the_windows_and_changes_with_each_of_them(new_store):
     base = WindowIndex.from_lengths([40, 50], 5, 2)
     store = new_store(arrays(40, 50))
-    assert base.fingerprint() == WindowIndex(store, 5, 2).fingerprint() == "712c61d487211617"
+    assert base.fingerprint() == WindowIndex(store, 5, 2).fingerprint() == "75e7179855ed82a5"
     marked = new_store(masked([[True] * 40, [True] * 49 + [False]]))
     different = [
         WindowIndex.from_lengths([40, 51], 5, 2),
@@ -289,7 +202,276 @@ def test_the_fingerprint_is_of_the_windows_and_changes_with_each_of_them(new_sto
         WindowIndex.from_lengths([40, 50], 5, 3),
         WindowIndex.from_lengths([40, 50], 4, 3),
         WindowIndex(marked, 5, 2),
-        *WindowIndex(store, 5, 2).split(store, 0.4),
+        *WindowIndex(store, 5, 2).split(train=0.6, validation="rest").values(),
+        WindowIndex(store, 5, 2, 2),
+        WindowIndex(store, 5, (2, 1)),
+        WindowIndex(store, 5, (1, 2)),
+        WindowIndex(store, 5, (1, 2), targets="any"),
+        WindowIndex(store, 5, 2, sessions=[1]),
     ]
     prints = {index.fingerprint() for index in [base, *different]}
     assert len(prints) == 1 + len(different)
+
+
+# Subsets, several horizons, strides
+
+
+@settings(max_examples=60)
+@given(MASKS, SHAPES, st.integers(1, 5), st.data())
+def test_any_subset_keeps_the_numbers_of_the_full_set(new_store, masks, shape, stride, data):
+    chosen = data.draw(st.lists(st.integers(0, len(masks) - 1), min_size=1, unique=True))
+    wanted = by_hand([(m, None) for m in masks], shape[0], sum(shape), stride, chosen=chosen)
+    assume(wanted)
+    store = new_store(masked(masks))
+    ways = [
+        chosen,
+        np.array(chosen),
+        lambda key: key.instrument in {f"instrument-{n}" for n in chosen},
+        select(store, instruments=[f"instrument-{n}" for n in chosen]),
+    ]
+    for sessions in ways:
+        assert listed(WindowIndex(store, *shape, stride, sessions=sessions)) == wanted
+
+
+@settings(max_examples=60)
+@given(MASKS, st.integers(1, 6), HORIZONS, st.integers(1, 5), st.sampled_from(["all", "any"]))
+def test_each_horizon_has_its_own_valid_range(new_store, masks, T, horizons, stride, targets):
+    reach = T + (max(horizons) if targets == "all" else min(horizons))
+    sessions = [(mask, None) for mask in masks]
+    wanted = by_hand(sessions, T, reach, stride)
+    assume(wanted)
+    index = WindowIndex(new_store(masked(masks)), T, horizons, stride, targets=targets)
+    assert listed(index) == wanted
+    assert (index.horizons, index.horizon, index.span) == (
+        tuple(horizons),
+        max(horizons),
+        T + max(horizons),
+    )
+    found = index.missing(*(np.array(c) for c in zip(*wanted, strict=True)))
+    assert found.shape == (len(wanted), len(horizons))
+    for column, horizon in enumerate(horizons):
+        there = set(by_hand(sessions, T, T + horizon))
+        assert found[:, column].tolist() == [window not in there for window in wanted]
+
+
+def test_windows_with_any_target_are_those_of_the_shortest_horizon():
+    index = WindowIndex.from_lengths([20], 5, (1, 10), targets="any")
+    assert index.num_windows == 15
+    assert WindowIndex.from_lengths([20], 5, (1, 10)).num_windows == 6
+    missing = index.missing(np.zeros(15, np.int64), np.arange(15))
+    assert missing.tolist() == [[False, start > 5] for start in range(15)]
+
+
+@pytest.mark.parametrize("horizons", [[], [3, 3], (1, 2, 1)])
+def test_horizons_are_given_once_each(horizons):
+    with pytest.raises(WindowError) as error:
+        WindowIndex.from_lengths([100], 5, horizons)
+    assert str(error.value) == (
+        f"horizons: expected one or more, each once, found {list(horizons)}. "
+        "Name each horizon once."
+    )
+
+
+def test_targets_are_all_or_any():
+    with pytest.raises(WindowError, match="targets='some': expected one of all, any, found"):
+        WindowIndex.from_lengths([100], 5, 2, targets="some")
+
+
+@pytest.mark.parametrize(
+    ("sessions", "message"),
+    [
+        ([3], "sessions: expected numbers from 0 to 2, each once, found 3."),
+        ([-1], "sessions: expected numbers from 0 to 2, each once, found -1."),
+        ([0.5], "sessions: expected numbers from 0 to 2, each once, found 0.5."),
+        ([1, 1], "sessions: expected numbers from 0 to 2, each once, found 1 twice."),
+        ([], "sessions: expected at least one of the store's 3, found none."),
+        (lambda key: False, "sessions: expected at least one of the store's 3, found none."),
+    ],
+)
+def test_sessions_that_are_not_there_are_refused(new_store, sessions, message):
+    with pytest.raises(WindowError) as error:
+        WindowIndex(new_store(arrays(40, 40, 40)), 5, 2, sessions=sessions)
+    assert str(error.value).startswith(message)
+
+
+def test_select_by_instrument_and_date(new_store):
+    keys = [(i, f"2024-01-0{d}") for d in (2, 3, 4) for i in ("A", "B")]
+    store = new_store(
+        [
+            Session(SessionKey(*key), values)
+            for key, values in zip(keys, arrays(*[9] * 6), strict=True)
+        ]
+    )
+    assert select(store, instruments=["B"]) == [1, 3, 5]
+    assert select(store, dates=["2024-01-02", date(2024, 1, 4)]) == [0, 1, 4, 5]
+    assert select(store, instruments=["A"], dates=["2024-01-03"]) == [2]
+    with pytest.raises(WindowError) as error:
+        select(store, instruments=["A", "C"])
+    assert str(error.value) == (
+        "instrument C: expected one of the store's 2: A, B, found none of that name. "
+        "Look at them with `tapeline store info`."
+    )
+    with pytest.raises(WindowError, match="date 2024-01-05: expected one of the store's 3"):
+        select(store, dates=["2024-01-05"])
+
+
+def test_select_of_no_session_is_refused(new_store):
+    keys = [SessionKey("A", "2024-01-02"), SessionKey("B", "2024-01-03")]
+    store = new_store(
+        [Session(key, values) for key, values in zip(keys, arrays(9, 9), strict=True)]
+    )
+    with pytest.raises(WindowError, match="one of the instruments on one of the dates, found none"):
+        select(store, instruments=["A"], dates=["2024-01-03"])
+
+
+# Rows that may follow each other
+
+
+@settings(max_examples=60)
+@given(grids(), SHAPES, st.integers(1, 4), st.sampled_from([10, 19, 30]))
+def test_no_window_crosses_a_gap(new_store, sessions, shape, stride, max_gap_ns):
+    T, horizon = shape
+    wanted = by_hand(sessions, T, T + horizon, stride, max_gap_ns)
+    assume(wanted)
+    policy = RowPolicy(max_gap_ns=max_gap_ns)
+    store = new_store(stored(sessions))
+    assert listed(WindowIndex(store, T, horizon, stride, policy=policy)) == wanted
+
+
+def steps(*differences, begin=0):
+    return list(itertools.accumulate(differences, initial=begin))
+
+
+@pytest.mark.parametrize(
+    ("times", "gaps"),
+    [
+        ([], []),
+        ([5], []),
+        (steps(10, 10, 10), []),
+        (steps(10, 20, 10, 10), [2]),
+        (steps(30, 10, 10, 10), [1]),
+        (steps(10, 10, 10, 10**12), [4]),
+        (steps(10, 19, 10, 10), []),  # a clock that wavers has no row missing
+        (steps(0, 0, 0, 7, 0, 0), []),  # events of one instant
+        (steps(3, 14, 15, 92, 65, 35), []),  # event time
+        (steps(10, 40), []),  # one step is no majority
+        (steps(2**63, 1, 1, 1, 2**63 - 9, begin=-(2**63)), [1, 5]),  # differences that wrap
+        (steps(2**63, 2**63 - 1, begin=-(2**63)), []),
+    ],
+)
+def test_a_gap_is_where_a_grid_misses_a_row(times, gaps):
+    assert gap_rows(np.array(times, np.int64), None).tolist() == gaps
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=8).map(sorted), st.integers(0, 2**63))
+def test_a_gap_of_given_length_is_exact(times, most):
+    wanted = [row for row in range(1, len(times)) if times[row] - times[row - 1] > most]
+    assert gap_rows(np.array(times, np.int64), most).tolist() == wanted
+
+
+def test_a_lunch_break_ends_the_windows_before_it(new_store):
+    morning = np.arange(50) * 10**9
+    afternoon = morning[-1] + 3600 * 10**9 + np.arange(1, 41) * 10**9
+    store = new_store([session(0, 90, times=[*morning, *afternoon])])
+    index = WindowIndex(store, 5, 2)
+    assert listed(index) == [(0, s) for s in [*range(44), *range(50, 84)]]
+    across = RowPolicy(max_gap_ns=10**13)
+    assert WindowIndex(store, 5, 2, policy=across).num_windows == 84
+
+
+def test_rows_that_are_too_old_are_kept_off(new_store):
+    ages = np.zeros(40, np.int64)
+    ages[[10, 30, 31]] = 6
+    day = session(0, 40, valid=np.arange(40) != 20)
+    store = new_store([Session(day.key, day.values, age_ns=ages, valid=day.valid)])
+    old = {10, 30, 31}
+    for most, refused in ((5, {20} | old), (6, {20})):
+        index = WindowIndex(store, 3, 2, policy=RowPolicy(max_age_ns=most))
+        assert listed(index) == [(0, s) for s in range(36) if not refused & set(range(s, s + 5))]
+
+
+def test_marked_rows_can_be_refused(new_store):
+    store = new_store(masked([[True] * 40, [True] * 30 + [False] * 3 + [True] * 10]))
+    refuse = RowPolicy(nan="error")
+    with pytest.raises(WindowError) as error:
+        WindowIndex(store, 5, 2, policy=refuse)
+    assert str(error.value) == (
+        "session instrument-1: expected no row marked invalid, found 3 of 43 rows, the first row "
+        '30. Leave the session out, or take nan="skip-window".'
+    )
+    assert WindowIndex(store, 5, 2, sessions=[0], policy=refuse).num_windows == 34
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ({"max_gap_ns": 5}, "max_gap_ns: expected a store that holds times, found one of values."),
+        ({"max_age_ns": 5}, "max_age_ns: expected a store that holds age_ns, found one of values."),
+    ],
+)
+def test_limits_need_what_they_limit(new_store, limit, message):
+    with pytest.raises(WindowError) as error:
+        WindowIndex(new_store(arrays(40)), 5, 2, policy=RowPolicy(**limit))
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"nan": "mask"}, "nan='mask': expected one of skip-window, error, found another name."),
+        ({"max_gap_ns": -1}, "max_gap_ns: expected a whole number, 0 or more, found -1."),
+        ({"max_age_ns": 1.5}, "max_age_ns: expected a whole number, 0 or more, found 1.5."),
+    ],
+)
+def test_a_policy_that_is_none_is_refused(wrong, message):
+    with pytest.raises(WindowError) as error:
+        RowPolicy(**wrong)
+    assert str(error.value).startswith(message)
+
+
+def test_lengths_alone_do_not_get_windows_across_a_gap(new_store):
+    store = new_store([session(0, 40, times=[*range(20), *range(50, 70)])])
+    with pytest.raises(WindowError, match=r"found starts 0 to 33, some outside .* or across a gap"):
+        WindowIndex.from_lengths([40], 5, 2).check_within(store)
+    WindowIndex(store, 5, 2).check_within(new_store([session(0, 40)]))
+
+
+@pytest.mark.parametrize("sessions", [[2], [0, 1]])
+def test_check_within_looks_at_every_session_and_target(new_store, sessions):
+    long, short = new_store(arrays(40, 40, 40)), new_store(arrays(40, 38))
+    index = WindowIndex(long, 5, (1, 9), 3, sessions=sessions, targets="any")
+    index.check_within(long)
+    index.check_within(new_store(arrays(40, 40, 40)))
+    # the last start, 33, and its target fit 38 rows; the longer horizon's targets don't
+    with pytest.raises(WindowError, match=f"windows of session {max(sessions)}"):
+        index.check_within(short)
+
+
+def test_memory_grows_with_sessions_and_not_with_rows():
+    few = WindowIndex.from_lengths([100] * 10_000, 20, (1, 5, 10), 3)
+    many = WindowIndex.from_lengths([10**9] * 10_000, 20, (1, 5, 10), 3)
+    assert many.num_windows == 10_000 * 333_333_324
+    assert few.sessions.nbytes == many.sessions.nbytes == 80_000
+    assert len(pickle.dumps(many)) < 12_000 * 8 * (5 + 11)
+    last = many.num_windows - 1
+    assert many.locate(np.array([0, last]))[1].tolist() == [0, 333_333_323 * 3]
+
+
+def test_an_index_of_a_store_is_pickled_by_the_stores_place(new_store):
+    index = WindowIndex(new_store(arrays(4000, 4000)), 5, 2)
+    content = pickle.dumps(index)
+    assert len(content) < 8_000
+    again = pickle.loads(content)
+    assert again.fingerprint() == index.fingerprint()
+    assert again.audit().as_dict() == index.audit().as_dict()
+
+
+def test_ten_thousand_sessions_and_any_subset_of_them(new_store):
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 40, 10_000)
+    store = new_store([session(n, rows, columns=1) for n, rows in enumerate(lengths)])
+    chosen = rng.choice(10_000, 5_000, replace=False)
+    index = WindowIndex(store, 8, (2, 4), 3, sessions=chosen)
+    counts = np.maximum(lengths[np.sort(chosen)] - 11, 0)
+    assert index.num_windows == (-(-counts // 3)).sum()
+    assert set(index.sessions) == set(chosen[lengths[chosen] >= 12])

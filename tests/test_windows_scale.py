@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapeline.errors import WindowError
+from tapeline.session import Session, SessionKey
 from tapeline.windows import Normaliser, WindowIndex, scale
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
@@ -63,9 +64,9 @@ def test_only_training_rows_count(new_store):
     day = arrays(100)[0]
     changed = day.copy()
     store = new_store([day])
-    training, _ = WindowIndex(store, 5, 2).split(store, 0.3)
-    (read,) = training.input_ranges()
-    assert read == (0, 0, 68)  # the last training window ends at row 67, its target at row 69
+    training = WindowIndex(store, 5, 2).split(train=0.7)["train"]
+    (read,) = training.input_rows(1000)
+    assert read == (0, slice(0, 68))  # the last training window ends at row 67, its target at 69
     changed[68:] = 1e6
     other = new_store([changed])
     assert same(Normaliser.fit(store, training), Normaliser.fit(other, training))
@@ -130,6 +131,82 @@ def test_many_chunks_are_one_chunk(new_store, monkeypatch):
         assert parts.num_rows == whole.num_rows
         np.testing.assert_allclose(parts.mean, whole.mean, rtol=0, atol=1e-15)
         np.testing.assert_allclose(parts.std, whole.std, rtol=1e-14)
+
+
+@pytest.mark.parametrize("stride", [2, 5, 9])
+def test_rows_between_the_windows_of_a_long_stride_do_not_count(new_store, stride, monkeypatch):
+    store = new_store(arrays(100, 60))
+    index = WindowIndex(store, 5, 2, stride)
+    monkeypatch.setattr(scale, "_CHUNK_ROWS", 7)
+    starts = [(s, a) for s, rows in enumerate((100, 60)) for a in range(0, rows - 6, stride)]
+    used = sorted({(s, a + i) for s, a in starts for i in range(5)})
+    rows = np.array([store.values(s)[row] for s, row in used], np.float64)
+    normaliser = Normaliser.fit(store, index)
+    assert normaliser.num_rows == len(used)
+    np.testing.assert_allclose(normaliser.mean, rows.mean(axis=0), atol=1e-12)
+    np.testing.assert_allclose(normaliser.std, rows.std(axis=0), rtol=1e-12)
+
+
+def book(rows, **columns):
+    """A session of a book's first level and one more column, which is no price of it."""
+    rng = np.random.default_rng(1)
+    mid = np.cumsum(rng.choice([-0.5, 0, 0.5], rows)) + 7
+    values = {
+        "bid_size_1": rng.exponential(3, rows),
+        "bid_price_1": mid - 0.5,
+        "mid": mid,
+        "ask_price_1": mid + rng.choice([0.5, 1.5], rows),
+        "ask_size_1": rng.exponential(5, rows),
+        "ask_price_imbalance": rng.normal(0, 40, rows),
+    } | columns
+    return Session(SessionKey("book"), np.stack(list(values.values()), axis=1), tuple(values))
+
+
+def test_the_prices_of_a_book_share_the_statistics_of_mid(new_store):
+    store = new_store([book(500)])
+    index = WindowIndex(store, 3, 2)
+    each, block = (Normaliser.fit(store, index, per) for per in ("column", "price"))
+    prices, mid, others = [1, 2, 3], 2, [0, 4, 5]
+    assert (block.mean[prices] == each.mean[mid]).all()
+    assert (block.std[prices] == each.std[mid]).all()
+    assert (block.mean[others] == each.mean[others]).all()
+    assert (block.std[others] == each.std[others]).all()
+    assert block.num_rows == each.num_rows
+    assert same(block, Normaliser.from_dict(json.loads(json.dumps(block.as_dict()))))
+    # distances between prices survive: the ask stays above the bid by its spread
+    scaled, values = block(store.values(0)), store.values(0)
+    np.testing.assert_allclose(
+        (scaled[:, 3] - scaled[:, 1]) * block.std[mid], values[:, 3] - values[:, 1], rtol=1e-5
+    )
+
+
+def test_prices_around_a_mid_that_stands_still_become_0(new_store):
+    store = new_store([book(60, mid=np.full(60, 7.0))])
+    scaled = Normaliser.fit(store, WindowIndex(store, 3, 2), "price")(store.values(0))
+    assert (scaled[:, [1, 2, 3]] == 0).all()
+    assert scaled[:, 0].std() > 0
+
+
+def test_prices_too_far_from_mid_are_refused(new_store):
+    far = np.where(np.arange(60) % 2, 1e20, -1e20)
+    near = np.where(np.arange(60) % 2, 1e-20, -1e-20)
+    store = new_store([book(60, mid=near, ask_price_1=far, bid_price_1=near)])
+    index = WindowIndex(store, 3, 2)
+    assert Normaliser.fit(store, index).num_rows == 58
+    with pytest.raises(WindowError, match=r"column bid_price_1: .* found -1e\+20 to 1e\+20"):
+        Normaliser.fit(store, index, "price")
+
+
+def test_prices_need_a_mid(new_store):
+    store = new_store(arrays(60))
+    with pytest.raises(WindowError) as error:
+        Normaliser.fit(store, WindowIndex(store, 3, 2), "price")
+    assert str(error.value) == (
+        "normaliser per price: expected a column `mid`, found 3 columns without it. "
+        "Scale per column, or name the columns as `tapeline ingest` does."
+    )
+    with pytest.raises(WindowError, match="per 'row': expected one of column, price, found"):
+        Normaliser.fit(store, WindowIndex(store, 3, 2), "row")
 
 
 def test_every_format_gives_the_same_statistics(new_store):

@@ -164,7 +164,9 @@ class _Parts:
         windows, training = config.windows, config.training
         everything = WindowIndex(shards, windows.length, windows.horizon)
         fraction = config.validation.fraction
-        train, held_out = everything.split(shards, fraction) if fraction else (everything, None)
+        train, held_out = everything, None
+        if fraction:
+            train, held_out = everything.split(train=1 - fraction, validation="rest").values()
         if config.data.normalise and normaliser is None:
             normaliser = Normaliser.fit(shards, train)
         model = _build_model(config, windows.length * len(shards.columns))
@@ -215,6 +217,10 @@ class _Parts:
             "training_windows": self.training.num_windows,
             "validation_windows": self.validation.num_windows if self.validation else 0,
             "training_fingerprint": self.training.fingerprint(),
+            "audit": {
+                "training": self.training.audit().as_dict(),
+                "validation": self.validation.audit().as_dict() if self.validation else None,
+            },
             "normaliser": self.normaliser.as_dict() if self.normaliser else None,
         }
 

@@ -73,7 +73,7 @@ class Problem:
         for fmt in FORMATS:
             write_shards(synthetic_sessions(NUM_SESSIONS, SEED), root, fmt, replace=True)
         shards = Shards(root)
-        training, held_out = WindowIndex(shards).split(shards, 0.25)
+        training, held_out = WindowIndex(shards).split(train=0.75, validation="rest").values()
         make_deterministic(threads=1)
         return cls(root, shards, training, held_out, Normaliser.fit(shards, training))
 

@@ -4,18 +4,24 @@ A window is `T` consecutive rows of one session; its target is the change of one
 window's last row to the row `horizon` later in the same session. Nothing here knows about models.
 """
 
+from tapeline.windows.audit import REASONS, Audit
 from tapeline.windows.batch import BatchSource, make_batch, make_batch_vec
 from tapeline.windows.index import WindowIndex
 from tapeline.windows.loader import Loader
+from tapeline.windows.rows import RowPolicy, select
 from tapeline.windows.sampler import WindowSampler
 from tapeline.windows.scale import Normaliser
 
 __all__ = [
+    "REASONS",
+    "Audit",
     "BatchSource",
     "Loader",
     "Normaliser",
+    "RowPolicy",
     "WindowIndex",
     "WindowSampler",
     "make_batch",
     "make_batch_vec",
+    "select",
 ]
