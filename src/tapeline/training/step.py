@@ -1,4 +1,7 @@
-"""One training step: forward, backward, update. The only place that does it."""
+"""One training step: forward, backward, update. The only place that does it.
+
+Covers one process, lanes (`lanes.py`) and models that `distribute` handed to torch.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tapeline.errors import TrainingError
 from tapeline.training.determinism import keyed_draws
-from tapeline.training.precision import autocast
+from tapeline.training.distribute import is_distributed, set_sync
+from tapeline.training.lanes import Lanes
+from tapeline.training.precision import autocast, check_trainable
 
 Schedule = Callable[[int], float]
 
@@ -28,10 +34,15 @@ class TrainStep:
         bf16: forward pass under bfloat16 autocast.
         clip_norm: largest norm of the gradient over all parameters; None leaves it.
         schedule: step → factor on the learning rates that the optimizer has now.
-        seed: dropout and other draws of step k are keyed by (seed, k).
+        seed: dropout and other draws of step k are keyed by (seed, k); by (seed, k, rank) with
+            several ranks, and by (seed, k, lane) with several lanes.
+        lanes: lanes that a batch is cut into, or finished `Lanes` of this model, whose seed then
+            counts. 1 is one whole batch, or a model that `distribute` made, each rank with rows
+            of its own.
 
     Raises:
-        TrainingError: `accumulate` below 1, or a model without parameters in float32.
+        TrainingError: `accumulate` below 1, or above 1 with lanes; a model without parameters in
+            float32; several ranks, and neither lanes nor a distributed model.
     """
 
     def __init__(
@@ -44,12 +55,21 @@ class TrainStep:
         clip_norm: float | None = None,
         schedule: Schedule | None = None,
         seed: int = 0,
+        lanes: int | Lanes = 1,
     ) -> None:
         if accumulate < 1:
             raise TrainingError(
                 "accumulate", expected="at least 1", found=str(accumulate), fix="Take 1 for none"
             )
         check_trainable(model)
+        self.lanes = _lanes(model, lanes, seed)
+        if self.lanes and accumulate > 1:
+            raise TrainingError(
+                "accumulate",
+                expected="1 with lanes, each of which is a micro-batch already",
+                found=str(accumulate),
+                fix=f"Take 1, or more lanes than {self.lanes.num_lanes} if one doesn't fit",
+            )
         self.model = model
         self.optimizer = optimizer
         self.accumulate = accumulate
@@ -57,16 +77,33 @@ class TrainStep:
         self.clip_norm = clip_norm
         self.schedule = schedule
         self.seed = seed
+        self._rank = (dist.get_rank(),) if is_distributed(model) else ()
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
     def __call__(self, number: int, x: Tensor, y: Tensor) -> Tensor:
         """Do step `number` with x `[batch, inputs]` and y `[batch]`; returns the mean loss.
 
-        The loss stays on the device: reading it here would wait for the device every step.
+        With a distributed model x and y are this rank's rows; with lanes what `Lanes` was told.
+        The loss is the mean over all ranks' rows. It stays on the device: reading it here would
+        wait for the device every step.
 
         Raises:
             TrainingError: the batch can't be cut evenly, or the model's output has another shape.
         """
+        self.model.train()
+        if self.lanes:
+            total = self.lanes.backward(
+                (x, y), lambda lane: batch_loss(self.model, *lane, bf16=self.bf16), step=number
+            )
+        else:
+            total = self._backward(number, x, y)
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self._update(number)
+        return total
+
+    def _backward(self, number: int, x: Tensor, y: Tensor) -> Tensor:
+        """Set the gradients to those of the batch, or of all ranks' batches; the mean loss."""
         if len(x) % self.accumulate:
             raise TrainingError(
                 "accumulate",
@@ -74,18 +111,19 @@ class TrainStep:
                 found=str(self.accumulate),
                 fix="Choose a batch that is a multiple of it",
             )
-        self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         size = len(x) // self.accumulate
-        with keyed_draws(self.device, self.seed, number):
-            for part_x, part_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
+        parts = list(zip(torch.split(x, size), torch.split(y, size), strict=True))
+        with keyed_draws(self.device, self.seed, number, *self._rank):
+            for part, (part_x, part_y) in enumerate(parts, 1):
+                set_sync(self.model, part == len(parts))
                 loss = batch_loss(self.model, part_x, part_y, bf16=self.bf16) / self.accumulate
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
-        if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        self._update(number)
+        if self._rank:
+            dist.all_reduce(total)
+            total /= dist.get_world_size()
         return total
 
     def _update(self, number: int) -> None:
@@ -101,6 +139,15 @@ class TrainStep:
         # Put back, so that the state holds the base rate and the schedule needs no state at all.
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
+
+
+def _lanes(model: nn.Module, lanes: int | Lanes, seed: int) -> Lanes | None:
+    """The lanes to go by; None where the batch stays whole."""
+    if isinstance(lanes, int):
+        if lanes == 1 and is_distributed(model):
+            return None
+        lanes = Lanes(model, num_lanes=lanes, seed=seed)
+    return lanes if lanes.num_lanes > 1 else None
 
 
 def batch_loss(model: nn.Module, x: Tensor, y: Tensor, *, bf16: bool = False) -> Tensor:
@@ -129,20 +176,6 @@ def predict(model: nn.Module, x: Tensor) -> Tensor:
             fix="Let the model end in one output per window",
         )
     return output.reshape(len(x))
-
-
-def check_trainable(model: nn.Module) -> None:
-    """Raise unless the model has parameters to train, all of them float32."""
-    kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
-    if kinds != {"float32"}:
-        raise TrainingError(
-            f"model {type(model).__name__}",
-            expected="parameters to train, in float32",
-            found=", ".join(sorted(kinds)) or "none",
-            fix="Call `model.float()`; bf16 changes the forward pass only"
-            if kinds
-            else "Give the model a layer whose parameters require gradients",
-        )
 
 
 def warmup_then(

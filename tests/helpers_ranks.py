@@ -1,0 +1,105 @@
+"""Functions run on several ranks: gloo processes forked from a server that imported torch once."""
+
+import hashlib
+import multiprocessing
+import tempfile
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tapeline.training.determinism import keyed_draws
+
+CPU = torch.device("cpu")
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "tapeline.training"])
+
+
+def on_ranks(world_size, function, *arguments, timeout_s=100):
+    """What `function(rank, world_size, *arguments)` returns on each rank; a rank's error is told.
+
+    The function must be importable from the tests' folder.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        queue = _CONTEXT.SimpleQueue()
+        processes = [
+            _CONTEXT.Process(
+                target=_rank, args=(rank, world_size, folder, queue, function, arguments)
+            )
+            for rank in range(world_size)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            results = dict(queue.get() for _ in processes)
+        finally:
+            for process in processes:
+                process.join(timeout_s)
+                process.kill()
+    failed = [result for result in results.values() if isinstance(result, _Failure)]
+    assert not failed, failed[0].text
+    return [results[rank] for rank in range(world_size)]
+
+
+class _Failure:
+    def __init__(self, text):
+        self.text = text
+
+
+def _rank(rank, world_size, folder, queue, function, arguments):
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo",
+            init_method=(Path(folder) / "rendezvous").as_uri(),
+            rank=rank,
+            world_size=world_size,
+        )
+        result = function(rank, world_size, *arguments)
+        dist.destroy_process_group()
+    except BaseException:
+        result = _Failure(f"rank {rank} of {world_size}: {traceback.format_exc()}")
+    queue.put((rank, result))
+
+
+def sha256(*tensors):
+    """One hash over the bytes of tensors, in order."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def hashes(model, optimizer):
+    """The hashes of a model's parameters and buffers, and of its optimiser's state."""
+    state = [value for entry in optimizer.state.values() for value in entry.values()]
+    return {
+        "model": sha256(*model.state_dict().values()),
+        "optimizer": sha256(*(value for value in state if isinstance(value, torch.Tensor))),
+    }
+
+
+class Coupled(nn.Module):
+    """Every kind of layer the contract speaks of: dropout, batch normalisation, an unused part."""
+
+    def __init__(self, inputs=12, hidden=20, dropout=0.3):
+        super().__init__()
+        with keyed_draws(CPU, 5):
+            self.first = nn.Linear(inputs, hidden)
+            self.norm = nn.BatchNorm1d(hidden)
+            self.drop = nn.Dropout(dropout)
+            self.last = nn.Linear(hidden, 1)
+            self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.last(self.drop(torch.relu(self.norm(self.first(x)))))
+
+
+def batches(num, size=24, inputs=12, seed=0):
+    """`num` batches x `[size, inputs]`, y `[size]` of a learnable target."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(num):
+        x = torch.randn(size, inputs, generator=generator)
+        yield x, x[:, :3].sum(dim=1)
