@@ -20,9 +20,19 @@ import tapeline
 Source = dict[str, str]
 
 FLOORS = (
-    ("errors", "files", "clock", "world", "machine", "configfile", "config", "session", "reliability"),
+    (
+        "errors",
+        "files",
+        "clock",
+        "world",
+        "machine",
+        "configfile",
+        "config",
+        "session",
+        "reliability",
+    ),
     ("tape", "store"),
-    ("windows", "checkpoint", "ledger", "signals"),
+    ("windows", "checkpoint", "ledger", "signals", "testing"),
     ("training", "supervise", "plan", "runs"),
     ("run", "budget", "ingest"),
     ("search", "report"),

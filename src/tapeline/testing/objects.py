@@ -1,0 +1,72 @@
+"""An object store with faults: what is put and deleted through one fsspec file system.
+
+Covers: `pipe_file`, `put_file` and `rm`. A put is whole or absent, as object stores promise, so a
+crash leaves no half of one. Does not cover streams opened for writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tapeline.testing.faults import Fault, Injector, Operation
+
+
+class FaultyObjects:
+    """Intercepts the puts and deletions of a file system while its `with` block lasts.
+
+    Args:
+        filesystem: an fsspec file system; it is the instance that is changed meanwhile, and
+            fsspec hands out one for all equal URLs.
+        faults: paths are matched as the file system names them. Of the kinds, `short_write` and
+            `slow_fsync` never strike here.
+    """
+
+    def __init__(self, filesystem: Any, *faults: Fault) -> None:
+        self._filesystem = filesystem
+        self._injector = Injector(faults)
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """What was put and deleted, or tried to be, in order."""
+        return self._injector.operations
+
+    @property
+    def struck(self) -> Sequence[Fault]:
+        """The faults that have struck."""
+        return self._injector.struck
+
+    def __enter__(self) -> FaultyObjects:
+        really_pipe, really_rm = self._filesystem.pipe_file, self._filesystem.rm
+
+        def pipe_file(path: str, value: bytes, *rest: Any, **more: Any) -> Any:
+            kinds = self._injector.strike("put", path)
+            if "truncated" in kinds:
+                value = value[: len(value) // 2]
+            if "bit_flip" in kinds:
+                changed = bytearray(value)
+                changed[len(value) // 2] ^= 1
+                value = bytes(changed)
+            return really_pipe(path, value, *rest, **more)
+
+        def put_file(source: str, path: str, *_: Any, **more: Any) -> Any:
+            return pipe_file(path, Path(source).read_bytes(), **more)
+
+        def rm(path: Any, *rest: Any, **more: Any) -> Any:
+            for one in [path] if isinstance(path, str) else path:
+                self._injector.strike("delete", one)
+            return really_rm(path, *rest, **more)
+
+        vars(self._filesystem).update(pipe_file=pipe_file, put_file=put_file, rm=rm)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for name in ("pipe_file", "put_file", "rm"):
+            del vars(self._filesystem)[name]
