@@ -229,6 +229,7 @@ NOON_NS = 1_709_294_400 * SECOND
         ("2024-03-01", NOON_NS - 12 * 3600 * SECOND),
         (date(2024, 3, 1), NOON_NS - 12 * 3600 * SECOND),
         (NOON_NS + 1, NOON_NS + 1),
+        (np.int64(NOON_NS), NOON_NS),
     ],
 )
 def test_an_instant_in_any_form_is_whole_nanoseconds(value, ns):

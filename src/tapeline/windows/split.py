@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
+from numbers import Integral
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -228,14 +229,16 @@ def to_instant(name: str, value: int | str | date) -> int:
     if isinstance(moment, datetime):
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         moment = (moment - _EPOCH) // timedelta(microseconds=1) * 1000
-    if isinstance(moment, bool) or not isinstance(moment, int) or not -(1 << 63) <= moment < 1 << 63:
-        raise WindowError(
-            name,
-            expected="an instant: nanoseconds UTC, a datetime, a date, or ISO 8601",
-            found=str(value),
-            fix="Write it as 2024-03-01 or 2024-03-01T09:30:00-05:00",
-        )
-    return moment
+    if isinstance(moment, Integral) and not isinstance(moment, bool):
+        ns = int(moment)
+        if -(1 << 63) <= ns < 1 << 63:
+            return ns
+    raise WindowError(
+        name,
+        expected="an instant: nanoseconds UTC, a datetime, a date, or ISO 8601",
+        found=str(value),
+        fix="Write it as 2024-03-01 or 2024-03-01T09:30:00-05:00",
+    )
 
 
 def rolling_parts(
