@@ -6,7 +6,7 @@ from tapeline.store.formats.mapped import MappedReader, MappedWriter
 from tapeline.store.formats.npy import NpyReader, NpyWriter
 from tapeline.store.formats.text import CsvReader, CsvWriter
 
-__all__ = ["READERS", "WRITERS", "MappedReader", "Reader", "Writer", "arrays_of"]
+__all__ = ["READERS", "WRITERS", "MappedReader", "Reader", "Writer", "ZarrReader", "arrays_of"]
 
 WRITERS: dict[str, type[Writer]] = {
     "mmap": MappedWriter,

@@ -83,12 +83,20 @@ class ZarrReader(Reader):
         """One array, decoded."""
         entry = self.index.sessions[number]
         path = f"{zarr_name(number, entry, self.index.columns)}/{name}"
+        shape = (entry.rows, len(self.index.columns)) if name == "values" else (entry.rows,)
         make = self._zarr.core.buffer.default_buffer_prototype().buffer.from_bytes
-        read = self._checked(self._names[path])
+        read = self._checked(self._names.get(path, []))
         objects = {key.removeprefix(DATA): make(data) for key, data in read.items()}
         store = self._zarr.storage.MemoryStore(objects, read_only=True)
-        array: npt.NDArray[Any] = self._zarr.open_array(store, path=path, mode="r")[...]
-        return np.ascontiguousarray(array, dtype=LITTLE[name])
+        try:
+            array: npt.NDArray[Any] = self._zarr.open_array(store, path=path, mode="r")[...]
+        except Exception:  # the bytes are as written: it is another program that wrote them
+            raise damaged(f"{self.place}/{DATA}{path}", "no Zarr array") from None
+        if array.shape != shape or array.dtype != LITTLE[name]:
+            raise damaged(
+                f"{self.place}/{DATA}{path}", f"{array.dtype} of shape {list(array.shape)}"
+            )
+        return np.ascontiguousarray(array)
 
     def _checked(self, names: list[str]) -> dict[str, bytes]:
         try:
