@@ -3,12 +3,13 @@
 from typing import Final
 
 from tapeline.tape.readers.base import Head, Reader, Source
+from tapeline.tape.readers.databento import DatabentoReader
 from tapeline.tape.readers.lobster import LobsterReader
 from tapeline.tape.readers.orders import OrdersReader, demo_tape
 from tapeline.tape.readers.table import TableReader
 
 READERS: Final[dict[str, type[Reader]]] = {
-    reader.name: reader for reader in (LobsterReader, OrdersReader, TableReader)
+    reader.name: reader for reader in (DatabentoReader, LobsterReader, OrdersReader, TableReader)
 }
 
 __all__ = ["READERS", "Head", "Reader", "Source", "demo_tape"]
