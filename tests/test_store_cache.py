@@ -313,7 +313,11 @@ def test_a_killed_download_goes_on_where_it_was(store: Path, tmp_path: Path, loa
 def test_processes_that_fill_one_cache_share_the_work(store: Path, tmp_path: Path) -> None:
     append_shards([session(f"Z{number}") for number in range(10)], store, "zarr")
     fillers = [start_filler(store, tmp_path / "cache") for _ in range(3)]
-    said = [filler.communicate("\n" * 20)[0].split() for filler in fillers]
+    for filler in fillers:  # all of them before waiting for any: whoever has the lock goes on
+        assert filler.stdin is not None
+        filler.stdin.write("\n" * 20)
+        filler.stdin.flush()
+    said = [filler.communicate()[0].split() for filler in fillers]
     assert [filler.returncode for filler in fillers] == [0, 0, 0]
     assert [words[-1] for words in said] == ["[]"] * 3
     decoded = sorted(int(word) for words in said for word in words[:-1])
