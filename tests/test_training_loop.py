@@ -24,7 +24,7 @@ from torch import nn
 from tapeline.errors import TrainingError, WindowError
 from tapeline.training import TrainStep, evaluate, loop, train
 from tapeline.training.models import perceptron
-from tapeline.windows import BatchSource, Loader, Normaliser, WindowIndex, WindowSampler
+from tapeline.windows import BatchSource, Form, Loader, Normaliser, WindowIndex, WindowSampler
 
 
 @pytest.fixture(scope="module")
@@ -94,23 +94,24 @@ def test_an_iterator_of_the_callers_own_goes_on_where_the_steps_ended():
 
 
 def test_an_error_in_a_hook_ends_the_loaders_thread(store):
-    model, ours = network(), sampler(store)
-    loader = Loader(BatchSource(store, T, HORIZON), ours)
+    model, index = network(), WindowIndex(store, T, HORIZON)
     closed = []
 
     class Watched(Loader):
         def __iter__(self):
             try:
-                yield from loader
+                yield from super().__iter__()
             finally:
                 closed.append(True)
+
+    ours = Watched(store, index, batch=BATCH, form=Form(0))
 
     def fail(done, loss):
         if done == 2:
             raise KeyError("hook")
 
     with pytest.raises(KeyError, match="hook"):
-        loop(TrainStep(model, adam(model)), Watched(loader.source, ours), 0, 9, [fail])
+        loop(TrainStep(model, adam(model)), ours, 0, 9, [fail])
     assert closed == [True]
     assert ours.position == 2 * BATCH
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from helpers_windows import arrays, listed, session, valid_windows
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -9,12 +10,16 @@ from hypothesis import strategies as st
 from tapeline.errors import WindowError
 from tapeline.windows import (
     BatchSource,
+    Eras,
     Normaliser,
+    Shuffled,
     WindowIndex,
     WindowSampler,
+    WithReplacement,
     make_batch,
     make_batch_vec,
 )
+from tapeline.windows.device import TorchGather
 
 BOTH = pytest.mark.parametrize("make", [make_batch, make_batch_vec])
 FORMATS = ("mmap", "npy", "csv")
@@ -254,7 +259,8 @@ def test_memory_of_another_shape_is_refused_and_not_written(new_store, memory, f
     with pytest.raises(WindowError) as error:
         source.batch(np.zeros(4, np.int64), np.arange(4), out=out)
     assert str(error.value) == (
-        f"memory for the batch: expected float32 of shapes [4, 15] and [4], found {found}. "
+        f"memory for the batch: expected float32 of shape [4, 15] and float32 of [4], contiguous, "
+        f"found {found}. "
         "Take it from `BatchSource.empty(4)`."
     )
     assert all((array == 7).all() for array in out)
@@ -296,3 +302,128 @@ def test_a_source_checks_whose_windows_it_is_given(new_store):
         source.check(WindowIndex.from_lengths([61], 5, 2))
     with pytest.raises(WindowError, match="windows of session 1: expected 7 valid rows"):
         source.check(WindowIndex.from_lengths([60, 60], 5, 2))
+
+
+# Several targets, formats of numbers, and torch
+
+
+def rows_of(index, source, windows):
+    sessions, starts = index.locate(windows)
+    return sessions, starts, torch.from_numpy(source.shards.offsets[sessions] + starts)
+
+
+@pytest.mark.parametrize("columns", [(1,), (2, 0)])
+@pytest.mark.parametrize("horizons", [(3,), (5, 1, 3)])
+def test_several_targets_come_horizon_by_horizon(new_store, columns, horizons):
+    store = new_store(arrays(60, 50))
+    index = WindowIndex(store, 5, horizons)
+    sessions, starts = index.locate(np.arange(index.num_windows))
+    x, y = BatchSource(store, 5, horizons, columns).batch(sessions, starts)
+    wanted = [make_batch(store, sessions, starts, 5, h, c) for h in horizons for c in columns]
+    same_bits((x, y), (wanted[0][0], np.stack([y for _, y in wanted], axis=1)))
+    one = BatchSource(store, 5, horizons[0], columns[0]).batch(sessions, starts)[1]
+    assert one.shape == (index.num_windows,)
+
+
+def test_rows_are_the_flat_batch_in_another_shape(new_store):
+    store = new_store(arrays(60))
+    windows = np.zeros(4, np.int64), np.arange(4)
+    flat, rows = (BatchSource(store, 5, 2, layout=layout) for layout in ("flat", "rows"))
+    x, _ = rows.batch(*windows)
+    assert x.shape == (4, 5, 3)
+    same_bits((x.reshape(4, -1),), flat.batch(*windows)[:1])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=14, max_size=40), st.booleans())
+def test_bfloat16_is_rounded_as_torch_does(new_store, words, scaled):
+    values = np.array(words, np.uint32).view(np.float32)
+    edge = [0.0, -0.0, 1e-45, 2**-126, 3.3895314e38, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-23]
+    values = np.where(np.isfinite(values), values, 1)
+    store = new_store([np.append(values, np.array(edge, np.float32))[:, None]])
+    index = WindowIndex(store, 3, 1)
+    scale = None
+    if scaled:
+        scale = Normaliser(np.array([0.3]), np.array([0.7]), 1)
+    source = BatchSource(store, 3, 1, scale=scale, dtype="bfloat16")
+    plain = BatchSource(store, 3, 1, scale=scale)
+    sessions, starts, rows = rows_of(index, source, np.arange(index.num_windows))
+    with np.errstate(over="ignore"):
+        x, y = source.batch(sessions, starts)
+        wanted, wanted_y = plain.batch(sessions, starts)
+    assert x.dtype == np.uint16
+    cast = torch.from_numpy(wanted).to(torch.bfloat16)
+    np.testing.assert_array_equal(x, cast.view(torch.uint16).numpy())
+    np.testing.assert_array_equal(y, wanted_y)
+    by_torch, _ = TorchGather(source, torch.device("cpu"))(rows)
+    np.testing.assert_array_equal(x, by_torch.view(torch.uint16).numpy())
+
+
+def test_a_value_that_is_no_number_stays_none(new_store):
+    day = session(0, 40, valid=np.arange(40) != 15)
+    day.values[15] = [np.nan, -np.nan, np.inf]
+    store = new_store([day])
+    x, _ = BatchSource(store, 1, 1, dtype="bfloat16").batch(np.array([0]), np.array([15]))
+    assert x.tolist() == [[0x7FC0, 0x7FC0, 0x7F80]]
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, 15), min_size=1, max_size=4),
+    st.integers(1, 5),
+    st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from(["float32", "bfloat16"]),
+    st.booleans(),
+    st.data(),
+)
+def test_torch_the_kernel_and_the_drawing_kernel_give_equal_bits(
+    new_store, lengths, T, horizons, stride, columns, dtype, scaled, data
+):
+    assume(max(lengths) >= T + max(horizons))
+    store = new_store(arrays(*lengths, columns=columns))
+    index = WindowIndex(store, T, horizons, stride)
+    targets = data.draw(st.lists(st.integers(0, columns - 1), min_size=1, max_size=3))
+    scale = Normaliser.fit(store, index) if scaled else None
+    source = BatchSource(store, T, horizons, targets, scale, dtype)
+    order = data.draw(st.sampled_from([Shuffled(3), WithReplacement(3), Eras(3, 4)]))
+    num = index.num_windows
+    sessions, starts, rows = rows_of(index, source, order.windows(num, 1, 0, num))
+    x, y = source.batch(sessions, starts)
+    by_torch = TorchGather(source, torch.device("cpu"))(rows)
+    bits = by_torch[0].view(torch.uint16) if dtype == "bfloat16" else by_torch[0]
+    drawn = source.empty(num)
+    done = 0
+    for draw in order.draws(num, 1, 0, num):
+        part = slice(done, done + draw.positions)
+        source.draw(draw, source.blocks(index), drawn[0][part], drawn[1][part])
+        done += draw.positions
+    for other in ((bits.numpy(), by_torch[1].numpy()), drawn):
+        assert x.tobytes() == other[0].tobytes()
+        assert y.tobytes() == other[1].tobytes()
+
+
+def test_a_target_behind_the_end_of_the_store_is_nan_and_not_read(new_store):
+    store = new_store(arrays(10))
+    source = BatchSource(store, 4, (1, 3))
+    _, y = source.batch(np.array([0]), np.array([5]))
+    assert np.isnan(y[0]).tolist() == [False, True]
+    _, by_torch = TorchGather(source, torch.device("cpu"))(torch.tensor([5]))
+    np.testing.assert_array_equal(y, by_torch.numpy())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"dtype": "float16"},
+            "dtype: expected one of float32, bfloat16, found 'float16'. Choose float32.",
+        ),
+        ({"layout": "tiled"}, "layout: expected one of flat, rows, found 'tiled'. Choose flat."),
+    ],
+)
+def test_a_form_that_is_none_is_refused(new_store, arguments, message):
+    with pytest.raises(WindowError) as error:
+        BatchSource(new_store(arrays(40)), **arguments)
+    assert str(error.value) == message

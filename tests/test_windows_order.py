@@ -5,7 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapeline.windows.order import mix, permute
+from tapeline.errors import WindowError
+from tapeline.windows.order import (
+    Eras,
+    Sequential,
+    Shuffled,
+    WithReplacement,
+    mix,
+    permute,
+    position_of,
+    window_at,
+)
 
 WORD = 2**64
 SEEDS = st.integers(-(2**63), 2**64)
@@ -68,19 +78,6 @@ def test_the_order_has_not_changed():
         684964128981,
     ]
     assert mix(1, 2, 3) == 0xE234B8E7662009C0
-
-
-SIZES = sorted(
-    {*range(1, 601), *range(601, 5000, 53), 5000}
-    | {2**k + d for k in range(2, 14) for d in (-1, 0, 1)}
-)
-
-
-def test_it_is_a_bijection_at_every_size():
-    for num in SIZES:
-        seen = np.zeros(num, np.int64)
-        np.add.at(seen, whole(num, seed=num, epoch=num % 5), 1)
-        assert (seen == 1).all(), num
 
 
 @pytest.mark.parametrize("bits", range(14, 63, 2))
@@ -161,3 +158,104 @@ def test_neighbours_in_a_large_order_are_unrelated():
     # how many windows of the first epoch's first half are in the second epoch's first half too
     both = len(np.intersect1d(order[: num // 2], whole(num, 1, 1)[: num // 2]))
     assert abs(both - num / 4) < 4 * np.sqrt(num / 16)
+
+
+def test_every_size_up_to_5000_is_a_bijection():
+    for num in range(1, 5001):
+        windows = Shuffled(num % 7).windows(num, num % 5, 0, num)
+        assert windows.min() == 0, num
+        assert (np.bincount(windows, minlength=num) == 1).all(), num
+
+
+@pytest.mark.parametrize("bits", range(1, 41))
+def test_the_inverse_finds_every_position_again(bits):
+    rng = np.random.default_rng(bits)
+    for num in {max(1, 2**bits - 1), 2**bits, 2**bits + 1}:
+        positions = np.unique(np.append(rng.integers(0, num, 100), [0, num - 1]))
+        windows = permute(positions, num, 5, 6)
+        assert ((windows >= 0) & (windows < num)).all()
+        assert [position_of(w, num, 5, 6) for w in windows.tolist()] == positions.tolist()
+        assert window_at(int(positions[-1]), num, 5, 6) == windows[-1]
+
+
+ORDERS = [Shuffled, WithReplacement, lambda seed: Sequential(), lambda seed: Eras(seed, 37)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(st.data(), st.integers(1, 2**40), SEEDS, st.integers(0, 1000))
+def test_numpy_and_kernel_draw_the_same_whichever_part_is_asked_for(order, data, num, seed, epoch):
+    ours = order(seed)
+    start = data.draw(st.integers(0, num))
+    stop = min(num, start + data.draw(st.integers(0, 200)))
+    windows = ours.windows(num, epoch, start, stop)
+    assert windows.dtype == np.int64
+    np.testing.assert_array_equal(windows, ours.windows(num, epoch, start, stop, compiled=False))
+    cut = data.draw(st.integers(start, stop))
+    parts = [ours.windows(num, epoch, start, cut), ours.windows(num, epoch, cut, stop)]
+    np.testing.assert_array_equal(windows, np.concatenate(parts))
+
+
+def test_the_other_orders_have_not_changed_either():
+    assert WithReplacement(7).windows(8888, 3, 0, 6).tolist() == REPLACED
+    assert Eras(7, 1000).windows(8888, 3, 990, 996).tolist() == [
+        1799, 1613, 1761, 1491, 1602, 1830,
+    ]  # fmt: skip
+    assert Sequential().windows(8888, 3, 2, 5).tolist() == [2, 3, 4]
+
+
+REPLACED = [2528, 4818, 771, 5860, 8876, 4596]
+
+
+def test_names_tell_orders_apart():
+    orders = [Shuffled(1), WithReplacement(1), Sequential(), Eras(1, 8), Eras(1, 9)]
+    names = ["shuffled1", "replacement1", "sequential", "eras1/8", "eras1/9"]
+    assert [order.name for order in orders] == names
+    assert Shuffled(1) == Shuffled(1) != Shuffled(2)
+
+
+@given(st.integers(1, 400), st.integers(1, 450), SEEDS, st.integers(0, 50))
+def test_eras_are_whole_and_each_window_comes_once(num, size, seed, epoch):
+    windows = Eras(seed, size).windows(num, epoch, 0, num)
+    assert sorted(windows.tolist()) == list(range(num))
+    eras = windows // size
+    runs = 1 + np.count_nonzero(np.diff(eras))
+    assert runs == len(np.unique(eras)) == -(-num // size)
+
+
+def test_eras_and_what_is_in_them_change_with_seed_and_epoch():
+    keys = [(seed, epoch) for seed in range(4) for epoch in range(4)]
+    orders = [Eras(s, 50).windows(1000, e, 0, 1000) for s, e in keys]
+    assert len({tuple(o) for o in orders}) == len(keys)
+    assert len({tuple(o[::50] // 50) for o in orders}) == len(keys)
+    assert len({tuple(o[o < 50]) for o in orders}) == len(keys)
+    first = orders[0]
+    inside = {tuple(first[first // 50 == era] % 50) for era in range(20)}
+    assert len(inside) == 20  # no era is shuffled as another is
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5])
+def test_an_era_holds_a_whole_number_of_windows(size):
+    with pytest.raises(WindowError) as error:
+        Eras(0, size)
+    assert str(error.value) == (
+        f"window_of_windows: expected a whole number, 1 or more, found {size}. "
+        "Choose another window_of_windows."
+    )
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 100, 129])
+def test_draws_with_replacement_are_even_and_independent(num):
+    drawn = np.concatenate(
+        [
+            WithReplacement(s).windows(num, e, 0, num)
+            for s in range(50)
+            for e in range(4000 // num + 1)
+        ]
+    )
+    counts = np.bincount(drawn, minlength=num)
+    if num == 1:
+        assert len(counts) == 1
+        return
+    assert abs(chi_square_z(counts, len(drawn) / num)) < MOST_DEVIATIONS
+    steps = np.bincount((drawn[1:] - drawn[:-1]) % num, minlength=num)
+    assert abs(chi_square_z(steps, (len(drawn) - 1) / num)) < MOST_DEVIATIONS

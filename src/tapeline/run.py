@@ -32,7 +32,7 @@ from tapeline.store import Shards
 from tapeline.training import TrainStep, evaluate, loop
 from tapeline.training.determinism import keyed_draws, make_deterministic, seed_generators
 from tapeline.training.step import warmup_then
-from tapeline.windows import BatchSource, Loader, Normaliser, WindowIndex, WindowSampler
+from tapeline.windows import BatchSource, Form, Loader, Normaliser, Shuffled, WindowIndex
 
 Progress = Callable[[int, int], None]
 _INITIALISATION = (2**63, 0)  # keys the first weights; steps are keyed by one small number
@@ -152,7 +152,7 @@ class _Parts:
     validation: WindowIndex | None
     source: BatchSource
     normaliser: Normaliser | None
-    sampler: WindowSampler
+    loader: Loader
     step: TrainStep
 
     @classmethod
@@ -177,7 +177,13 @@ class _Parts:
             validation=held_out,
             source=BatchSource(shards, windows.length, windows.horizon, target, normaliser),
             normaliser=normaliser,
-            sampler=WindowSampler(train, batch=training.batch, seed=config.seed),
+            loader=Loader(
+                shards,
+                train,
+                Shuffled(config.seed),
+                training.batch,
+                form=Form(target, normaliser),
+            ),
             step=TrainStep(
                 model,
                 _build_optimizer(config, model),
@@ -203,8 +209,8 @@ class _Parts:
             self.step.model,
             self.step.optimizer,
             step=number,
-            epoch=self.sampler.epoch,
-            sampler=self.sampler,
+            epoch=self.loader.epoch,
+            sampler=self.loader,
         )
 
     def data(self) -> dict[str, Any]:
@@ -285,6 +291,7 @@ def _live(run: RunFolder, parts: _Parts, progress: Progress | None) -> RunResult
                 metrics.validation(number, found.as_dict())
 
         def checkpoint(number: int, _: Tensor) -> None:
+            checkpointer.check()  # a write in the background that failed ends the run here
             if number % config.checkpoint.every == 0 or number == steps:
                 losses.write(number)
                 metrics.sync()  # a checkpoint never covers steps whose metrics could be lost
@@ -297,8 +304,8 @@ def _live(run: RunFolder, parts: _Parts, progress: Progress | None) -> RunResult
                 progress(number, steps)
 
         try:
-            loader = Loader(parts.source, parts.sampler)
-            loop(step, loader, first, steps, (losses, validate, checkpoint, count))
+            with checkpointer:
+                loop(step, parts.loader, first, steps, (losses, validate, checkpoint, count))
         except BaseException as error:
             how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             evidence = f"{type(error).__name__}: {error}"
@@ -332,7 +339,7 @@ def _restore(checkpointer: Checkpointer, parts: _Parts) -> tuple[int, tuple[Skip
     if newest.path is None and not newest.skipped:
         return 0, ()
     loaded = checkpointer.load(expect=parts.identity())
-    restore_state(loaded.state, parts.step.model, parts.step.optimizer, sampler=parts.sampler)
+    restore_state(loaded.state, parts.step.model, parts.step.optimizer, sampler=parts.loader)
     return loaded.state.step, loaded.skipped
 
 

@@ -23,8 +23,11 @@ from tapeline.training.models import perceptron
 from tapeline.training.step import batch_loss
 from tapeline.windows import (
     BatchSource,
+    Feed,
+    Form,
     Loader,
     Normaliser,
+    Shuffled,
     WindowIndex,
     WindowSampler,
     make_batch,
@@ -206,10 +209,16 @@ def prefetch(problem: Problem, steps: int = 200) -> dict[str, Any]:
     for depth in (0, 2):
         model = problem.model()
         step = TrainStep(model, torch.optim.Adam(model.parameters()), seed=SEED)
-        source = BatchSource(problem.shards, scale=problem.scale)
+        loader = Loader(
+            problem.shards,
+            problem.training,
+            Shuffled(SEED),
+            form=Form(0, problem.scale),
+            feed=Feed(depth),
+        )
         waits: list[float] = []
         start = time.perf_counter()
-        loop(step, _timed(Loader(source, problem.sampler(), depth), waits), 0, steps)
+        loop(step, _timed(loader, waits), 0, steps)
         total = time.perf_counter() - start
         found[f"depth_{depth}"] = {
             "step_ms": 1e3 * total / steps,

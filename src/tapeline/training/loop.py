@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 from tapeline.errors import TrainingError
 from tapeline.store import Shards
-from tapeline.training.step import TrainStep, check_trainable
-from tapeline.windows import BatchSource, Loader, Normaliser, WindowSampler
+from tapeline.training.precision import check_trainable
+from tapeline.training.step import TrainStep
+from tapeline.windows import BatchSource, Form, Loader, Normaliser, Shuffled, WindowSampler
 
 Hook = Callable[[int, Tensor], None]
 
 
 def loop(
     step: TrainStep,
-    batches: Iterable[tuple[np.ndarray, np.ndarray]],
+    batches: Iterable[Sequence[Tensor | np.ndarray]],
     first: int,
     last: int,
     hooks: Iterable[Hook] = (),
@@ -27,7 +28,7 @@ def loop(
 
     Args:
         step: does one step.
-        batches: x `[batch, inputs]` and y `[batch]`, float32, at least `last − first` of them. An
+        batches: x `[batch, inputs]` and y `[batch]`, at least `last − first` of them. An
             iterator is left where the steps end, for the caller to go on with.
         first, last: numbers of steps; they key the draws and the schedule.
         hooks: called after each step, in order, with the number of steps done and the loss.
@@ -61,8 +62,8 @@ def loop(
     return torch.stack(losses).tolist() if losses else []
 
 
-def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device)
+def _tensor(array: Tensor | np.ndarray, device: torch.device) -> Tensor:
+    return torch.as_tensor(array).to(device)
 
 
 def train(
@@ -106,5 +107,17 @@ def train(
     check_trainable(model)  # first, since Adam refuses an empty list in words of its own
     optimizer = torch.optim.Adam(model.parameters(), lr=lr) if opt is None else opt
     step = TrainStep(model, optimizer, accumulate=accumulate, bf16=bf16, seed=sampler.seed)
-    loader = Loader(BatchSource(shards, T, horizon, target_col, scale), sampler)
-    return loop(step, loader, start_step, start_step + steps)
+    BatchSource(shards, T, horizon, target_col, scale).check(sampler.index)
+    loader = Loader(
+        shards,
+        sampler.index,
+        Shuffled(sampler.seed),
+        sampler.batch,
+        form=Form(target_col, scale),
+    )
+    loader.skip_to(sampler.position)
+
+    def advance(_: int, __: Tensor) -> None:
+        sampler.advance()
+
+    return loop(step, loader, start_step, start_step + steps, [advance])

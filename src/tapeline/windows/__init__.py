@@ -5,9 +5,11 @@ window's last row to the row `horizon` later in the same session. Nothing here k
 """
 
 from tapeline.windows.audit import REASONS, Audit
+from tapeline.windows.augment import ColumnDropout, Draws, Noise, Scaling, named
 from tapeline.windows.batch import BatchSource, make_batch, make_batch_vec
 from tapeline.windows.index import WindowIndex
-from tapeline.windows.loader import Loader
+from tapeline.windows.loader import Feed, Form, Loader
+from tapeline.windows.order import Eras, Order, Sequential, Shuffled, WithReplacement
 from tapeline.windows.rows import RowPolicy, select
 from tapeline.windows.sampler import WindowSampler
 from tapeline.windows.scale import Normaliser
@@ -16,12 +18,24 @@ __all__ = [
     "REASONS",
     "Audit",
     "BatchSource",
+    "ColumnDropout",
+    "Draws",
+    "Eras",
+    "Feed",
+    "Form",
     "Loader",
+    "Noise",
     "Normaliser",
+    "Order",
     "RowPolicy",
+    "Scaling",
+    "Sequential",
+    "Shuffled",
     "WindowIndex",
     "WindowSampler",
+    "WithReplacement",
     "make_batch",
     "make_batch_vec",
+    "named",
     "select",
 ]

@@ -1,6 +1,12 @@
-"""Batches: windows and targets as arrays, window by window or in one gather, of equal bits."""
+"""Batches: windows and targets as arrays, window by window or in one gather, of equal bits.
+
+Covers NumPy memory on the host. Tensors and devices are `device.py`'s, threads the loader's.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -9,10 +15,14 @@ from tapeline.errors import WindowError
 from tapeline.session import Float32Array, Int64Array
 from tapeline.store import Shards
 from tapeline.windows.index import WindowIndex, whole
-from tapeline.windows.kernel import gather
+from tapeline.windows.kernel import gather, gather_drawn
+from tapeline.windows.order import Draw
 from tapeline.windows.scale import Normaliser
 
+Dtype = Literal["float32", "bfloat16"]
+Layout = Literal["flat", "rows"]
 _NO_SCALING = np.empty((2, 0), np.float32)
+_FLOAT32 = np.dtype(np.float32)
 
 
 def make_batch(
@@ -73,24 +83,38 @@ class BatchSource:
 
     Args:
         shards: the store.
-        T, horizon, target_col: as in `make_batch`.
+        T: rows in a window.
+        horizon: rows from a window's last row to its target's; several give several targets.
+        target_col: the column whose change is the target; several give as many targets for each
+            horizon. One number for both gives y `[batch]`, anything else `[batch, targets]`,
+            with all columns of the first horizon first.
         scale: scales x on the way; y stays in the column's own units.
+        dtype: of x: "float32", or "bfloat16", whose bits NumPy holds as uint16.
+        layout: x as "flat" `[batch, T · columns]` or in "rows" `[batch, T, columns]`.
 
     Raises:
-        WindowError: T, horizon or target_col outside its range, or a scale of other columns.
+        WindowError: T, horizon, target_col, dtype or layout outside its range, or a scale of
+            other columns.
     """
 
     def __init__(
         self,
         shards: Shards,
         T: int = 20,
-        horizon: int = 10,
-        target_col: int = 0,
+        horizon: int | Sequence[int] = 10,
+        target_col: int | Sequence[int] = 0,
         scale: Normaliser | None = None,
+        dtype: Dtype = "float32",
+        layout: Layout = "flat",
     ) -> None:
         self.shards = shards
         self.num_columns = shards.mm.shape[1]
-        _check_shape(self.num_columns, T, horizon, target_col)
+        self.horizons, columns = _several(horizon), _several(target_col)
+        for one in self.horizons:
+            for column in columns:
+                _check_shape(self.num_columns, T, one, column)
+        _check_named("dtype", dtype, get_args(Dtype))
+        _check_named("layout", layout, get_args(Layout))
         if scale is not None and len(scale.mean) != self.num_columns:
             raise WindowError(
                 "normaliser",
@@ -98,15 +122,18 @@ class BatchSource:
                 found=f"one of {len(scale.mean)}",
                 fix="Fit the normaliser on this store",
             )
-        self.T, self.horizon = T, horizon
-        self._flat = shards.mm.reshape(-1)
-        self._offsets = shards.offsets
-        self._target = np.array([T, horizon, target_col], np.int64)
-        self._scaling = (
+        self.T, self.dtype, self.layout = T, dtype, layout
+        self.flat: Float32Array = shards.mm.reshape(-1)
+        self.targets = np.array([(h, c) for h in self.horizons for c in columns], np.int64)
+        self.scaling: Float32Array = (
             _NO_SCALING
             if scale is None
             else np.stack([np.tile(factor, T) for factor in scale.factors()])
         )
+        one = not isinstance(horizon, Sequence) and not isinstance(target_col, Sequence)
+        self._y_tail: tuple[int, ...] = () if one else (len(self.targets),)
+        self._x_tail = (T * self.num_columns,) if layout == "flat" else (T, self.num_columns)
+        self._x_dtype = np.dtype(np.float32 if dtype == "float32" else np.uint16)
 
     def check(self, index: WindowIndex) -> None:
         """Raise unless the windows of `index` are this source's: same shape, and in its store.
@@ -114,26 +141,43 @@ class BatchSource:
         Raises:
             WindowError: another T or horizon, or a window that the store doesn't hold.
         """
-        if (index.T, index.horizon) != (self.T, self.horizon):
+        if (index.T, index.horizons) != (self.T, self.horizons):
             raise WindowError(
                 "windows",
-                expected=f"T {self.T} and horizon {self.horizon}, as the batches have",
-                found=f"T {index.T} and horizon {index.horizon}",
+                expected=f"T {self.T} and horizon {_list(self.horizons)}, as the batches have",
+                found=f"T {index.T} and horizon {_list(index.horizons)}",
                 fix="Give the sampler and the batches the same T and horizon",
             )
         index.check_within(self.shards)
 
-    def empty(self, batch: int) -> tuple[Float32Array, Float32Array]:
-        """Memory for a batch: x `[batch, T · columns]` and y `[batch]`."""
-        width = self.T * self.num_columns
-        return np.empty((batch, width), np.float32), np.empty(batch, np.float32)
+    def blocks(self, index: WindowIndex) -> Int64Array:
+        """Where the windows of `index` lie in the matrix, int64 `[3, blocks]`, for `draw`.
+
+        For each block the number behind its last window, the row its first window starts at, and
+        the rows from one start to the next.
+        """
+        origins = self.shards.offsets[index.sessions] + index.firsts
+        return np.stack([np.cumsum(index.counts), origins, np.full_like(origins, index.stride)])
+
+    def x_shape(self, batch: int) -> tuple[int, ...]:
+        """The shape of a batch's x."""
+        return (batch, *self._x_tail)
+
+    def y_shape(self, batch: int) -> tuple[int, ...]:
+        """The shape of a batch's y."""
+        return (batch, *self._y_tail)
+
+    def empty(self, batch: int) -> tuple[npt.NDArray[Any], Float32Array]:
+        """Memory for a batch: x and y."""
+        x = np.empty(self.x_shape(batch), self._x_dtype)
+        return x, np.empty(self.y_shape(batch), np.float32)
 
     def batch(
         self,
         sessions: Int64Array,
         starts: Int64Array,
-        out: tuple[Float32Array, Float32Array] | None = None,
-    ) -> tuple[Float32Array, Float32Array]:
+        out: tuple[npt.NDArray[Any], Float32Array] | None = None,
+    ) -> tuple[npt.NDArray[Any], Float32Array]:
         """Gather windows that are known to exist, such as a sampler's.
 
         Args:
@@ -147,18 +191,77 @@ class BatchSource:
             WindowError: `out` has another shape or dtype.
         """
         x, y = self.empty(len(starts)) if out is None else out
-        # The compiled loop writes without looking: this keeps it inside the memory.
-        fitting = (len(starts), self.T * self.num_columns), (len(starts),)
-        if (x.shape, y.shape) != fitting or {x.dtype, y.dtype} != {np.dtype(np.float32)}:
+        flat_x, flat_y = self._fitting(len(starts), x, y)
+        rows = self.shards.offsets[sessions] + starts
+        gather(self.flat, rows, *self._shape, self.targets, self.scaling, flat_x, flat_y)
+        return x, y
+
+    def draw(self, draw: Draw, blocks: Int64Array, x: npt.NDArray[Any], y: Float32Array) -> None:
+        """Gather the windows of consecutive positions of an order, drawn in the kernel.
+
+        Args:
+            draw: the positions.
+            blocks: from `blocks(index)`, of the index that is drawn from.
+            x, y: memory of `draw.positions` windows, such as a part of what `empty` gives.
+
+        Raises:
+            WindowError: the memory has another shape or dtype.
+        """
+        flat_x, flat_y = self._fitting(draw.positions, x, y)
+        _, first, base, num, bits, keys, replace = draw
+        gather_drawn(
+            self.flat,
+            blocks,
+            first,
+            base,
+            num,
+            bits,
+            keys,
+            replace,
+            *self._shape,
+            self.targets,
+            self.scaling,
+            flat_x,
+            flat_y,
+        )
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.num_columns, self.T
+
+    def _fitting(
+        self, batch: int, x: npt.NDArray[Any], y: Float32Array
+    ) -> tuple[npt.NDArray[Any], Float32Array]:
+        """The memory as the kernel takes it, once it is certain that it stays inside."""
+        wanted = self.x_shape(batch), self.y_shape(batch)
+        fitting = (x.shape, y.shape) == wanted and (x.dtype, y.dtype) == (self._x_dtype, _FLOAT32)
+        if not fitting or not (x.flags.c_contiguous and y.flags.c_contiguous):
             raise WindowError(
                 "memory for the batch",
-                expected=f"float32 of shapes {list(fitting[0])} and {list(fitting[1])}",
+                expected=f"{self._x_dtype} of shape {list(wanted[0])} and float32 of "
+                f"{list(wanted[1])}, contiguous",
                 found=f"{x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}",
-                fix=f"Take it from `BatchSource.empty({len(starts)})`",
+                fix=f"Take it from `BatchSource.empty({batch})`",
             )
-        rows = self._offsets[sessions] + starts
-        gather(self._flat, rows, self.num_columns, self._target, self._scaling, x, y)
-        return x, y
+        return x.reshape(batch, self.T * self.num_columns), y.reshape(batch, len(self.targets))
+
+
+def _several(numbers: int | Sequence[int]) -> tuple[int, ...]:
+    return tuple(numbers) if isinstance(numbers, Sequence) else (numbers,)
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _check_named(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise WindowError(
+            name,
+            expected=f"one of {', '.join(known)}",
+            found=repr(value),
+            fix=f"Choose {known[0]}",
+        )
 
 
 def _checked(

@@ -12,6 +12,7 @@ from tapeline.errors import WindowError
 from tapeline.session import Int64Array
 from tapeline.windows import order
 from tapeline.windows.index import WindowIndex, whole
+from tapeline.windows.plan import Plan
 
 
 class WindowSampler:
@@ -75,13 +76,9 @@ class WindowSampler:
         return self.index.locate(self._windows(position, position + self.batch))
 
     def _windows(self, start: int, stop: int) -> Int64Array:
-        num = self.index.num_windows
-        pieces = []
-        for epoch in range(start // num, (stop - 1) // num + 1):
-            base = epoch * num
-            within = np.arange(max(start - base, 0), min(stop - base, num), dtype=np.int64)
-            pieces.append(order.permute(within, num, self.seed, epoch))
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        num, shuffled = self.index.num_windows, order.Shuffled(self.seed)
+        spans = Plan(num, self.batch).spans(start, stop)
+        return np.concatenate([shuffled.windows(num, *span) for span in spans])
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the rest of the order, as JSON can hold it."""
