@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import itertools
 from typing import Annotated
 
 import typer
@@ -10,8 +10,10 @@ import typer
 from tapeline.cli.output import Json, print_json, say
 
 app = typer.Typer(help="Look at, verify and convert stores.", no_args_is_help=True)
-Root = Annotated[Path, typer.Argument(help="The store's folder.")]
-Format = Annotated[str | None, typer.Option("--format", help="mmap, npy or csv; default: fastest.")]
+Root = Annotated[str, typer.Argument(help="The store's folder, or a URL such as s3://bucket/btc.")]
+Format = Annotated[
+    str | None, typer.Option("--format", help="mmap, npy, zarr or csv; default: fastest.")
+]
 
 
 @app.command()
@@ -21,9 +23,10 @@ def info(root: Root, fmt: Format = None, as_json: Json = False) -> None:
     Example: tapeline store info stores/btcusd
     """
     from tapeline.report import Table, print_table
-    from tapeline.store import Shards
+    from tapeline.store import open_reader
 
-    shards = Shards(root, fmt)
+    reader = open_reader(root, fmt)
+    index = reader.index
     rows: list[list[str | int | float | None]] = [
         [
             str(entry.key),
@@ -31,17 +34,17 @@ def info(root: Root, fmt: Format = None, as_json: Json = False) -> None:
             sum(stop - start for start, stop in entry.invalid),
             entry.origin,
         ]
-        for entry in shards.index.sessions
+        for entry in index.sessions
     ]
     if as_json:
         print_json(
             {
-                "store": str(root),
-                "format": shards.fmt,
-                "bytes": shards.bytes,
-                "columns": list(shards.columns),
-                "rows": int(shards.offsets[-1]),
-                "fingerprint": shards.fingerprint,
+                "store": root,
+                "format": index.fmt,
+                "bytes": reader.bytes,
+                "columns": index.columns,
+                "rows": index.num_rows,
+                "fingerprint": index.fingerprint(),
                 "sessions": [
                     dict(zip(("session", "rows", "invalid_rows", "origin"), row, strict=True))
                     for row in rows
@@ -50,64 +53,11 @@ def info(root: Root, fmt: Format = None, as_json: Json = False) -> None:
         )
         return
     say(
-        f"{shards.folder}: {len(shards)} sessions, {int(shards.offsets[-1]):,} rows of "
-        f"{len(shards.columns)} columns, {shards.bytes:,} bytes"
+        f"{reader.place}: {len(rows)} sessions, {index.num_rows:,} rows of "
+        f"{len(index.columns)} columns, {reader.bytes:,} bytes"
     )
-    caption = f"{shards.folder}, fingerprint {shards.fingerprint}"
+    caption = f"{reader.place}, fingerprint {index.fingerprint()}"
     print_table(Table(["session", "rows", "rows no window touches", "origin"], rows, caption))
-
-
-@app.command()
-def windows(
-    root: Root,
-    length: Annotated[int, typer.Option(help="Rows in a window.")] = 20,
-    horizon: Annotated[
-        list[int] | None,
-        typer.Option(help="Rows from a window to its target, 10 by default; may be repeated."),
-    ] = None,
-    stride: Annotated[int, typer.Option(help="Rows from one start to the next.")] = 1,
-    any_target: Annotated[
-        bool, typer.Option("--any-target", help="Count windows that lack longer horizons' targets.")
-    ] = False,
-    instrument: Annotated[
-        list[str] | None, typer.Option(help="Only sessions of this one; may be repeated.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Count the windows of a store, and say why other rows start none.
-
-    Example: tapeline store windows stores/btcusd --length 100 --horizon 10 --horizon 50
-    """
-    import numpy as np
-
-    from tapeline.report import Table, print_table
-    from tapeline.report.tables import Cell
-    from tapeline.store import Shards
-    from tapeline.windows import REASONS, WindowIndex, select
-
-    shards = Shards(root)
-    sessions = select(shards, instruments=instrument) if instrument else None
-    index = WindowIndex(
-        shards,
-        length,
-        horizon or 10,
-        stride,
-        sessions=sessions,
-        targets="any" if any_target else "all",
-    )
-    audit = index.audit()
-    if as_json:
-        print_json({"store": str(root), **audit.as_dict()})
-        return
-    say(f"{shards.folder}: {index.num_windows:,} windows of {int(audit.rows.sum()):,} rows")
-    lost = {reason: total for reason, total in audit.totals().items() if total}
-    why: list[list[Cell]] = [[reason, total, REASONS[reason]] for reason, total in lost.items()]
-    print_table(Table(["reason", "rows that start no window", "why"], why, "counted once each"))
-    numbers = np.stack([audit.rows, audit.windows, *(audit.lost[reason] for reason in lost)])
-    rows: list[list[Cell]] = [
-        [name, *row] for name, row in zip(audit.sessions, numbers.T.tolist(), strict=True)
-    ]
-    print_table(Table(["session", "rows", "windows", *lost], rows, str(shards.folder)))
 
 
 @app.command()
@@ -117,34 +67,57 @@ def verify(root: Root, fmt: Format = None, as_json: Json = False) -> None:
     Example: tapeline store verify stores/btcusd
     """
     from tapeline.errors import StoreError
-    from tapeline.store import Shards
+    from tapeline.store import open_reader
 
-    shards = Shards(root, fmt)
-    found = shards.verify()
+    reader = open_reader(root, fmt)
+    found = reader.verify()
     if as_json:
-        print_json({"store": str(root), "format": shards.fmt, "damaged": found})
+        print_json({"store": root, "format": reader.index.fmt, "damaged": found})
     if found:
         raise StoreError(
-            shards.folder,
+            reader.place,
             expected="the bytes that were written",
             found=f"{len(found)} parts that differ, the first: {found[0]}",
             fix="Copy the store again, or write it anew from its source",
         )
-    say(f"{shards.folder}: {len(shards)} sessions verified")
+    say(f"{reader.place}: {len(reader.index.sessions)} sessions verified")
 
 
 @app.command()
 def convert(
     root: Root,
-    to: Annotated[str, typer.Option(help="mmap, npy or csv.")],
+    to: Annotated[str, typer.Option(help="mmap, npy, zarr or csv.")],
+    fmt: Format = None,
+    out: Annotated[
+        str | None, typer.Option(help="The store to write to; default: the same one.")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Write over that format.")] = False,
 ) -> None:
-    """Write the sessions of a store in another format, beside the one that is there.
+    """Write the sessions of a store in another format, beside the one that is there or elsewhere.
 
-    Example: tapeline store convert stores/btcusd --to csv
+    One session is in memory at a time, so that a store may be larger than memory.
+
+    Example: tapeline store convert stores/btcusd --to zarr --out s3://bucket/btcusd
     """
-    from tapeline.store import Shards, write_shards
+    from tapeline.store import stream_sessions, write_shards
 
-    shards = Shards(root)
-    folder = write_shards(shards.sessions(), root, to, replace=replace)
-    say(f"{folder}: {len(shards)} sessions, {Shards(root, to).bytes:,} bytes")
+    numbers = itertools.count(1)
+    sessions = (session for session, _ in zip(stream_sessions(root, fmt), numbers, strict=False))
+    folder = write_shards(sessions, out or root, to, replace=replace)
+    say(f"{folder}: {next(numbers) - 1} sessions")
+
+
+@app.command()
+def join(
+    root: Root,
+    fmt: Annotated[str, typer.Option("--format", help="mmap, npy, zarr or csv.")] = "mmap",
+) -> None:
+    """Join the parts that array jobs wrote under a store; joining them again changes nothing.
+
+    The last part to be complete does this by itself. This is for when it was interrupted.
+
+    Example: tapeline store join stores/btcusd
+    """
+    from tapeline.store import join_parts
+
+    say(f"{join_parts(root, fmt)}: joined")

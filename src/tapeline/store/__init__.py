@@ -9,7 +9,7 @@ from tapeline.store.append import append_shards
 from tapeline.store.layout import EVERY_FORMAT, FORMATS, StoreIndex
 from tapeline.store.parts import join_parts, join_shards, write_part
 from tapeline.store.shards import Shards
-from tapeline.store.source import stream_sessions
+from tapeline.store.source import open_reader, stream_sessions
 from tapeline.store.write import write_shards
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "append_shards",
     "join_parts",
     "join_shards",
+    "open_reader",
     "stream_sessions",
     "write_part",
     "write_shards",

@@ -23,8 +23,7 @@ from tapeline.errors import StoreError
 from tapeline.files import ASIDE
 from tapeline.session import Session
 from tapeline.store.append import append_unlocked
-from tapeline.store.formats import MappedReader, Reader, arrays_of
-from tapeline.store.intake import content_hash
+from tapeline.store.formats import MappedReader, Reader, arrays_of, content_hash
 from tapeline.store.layout import StoreIndex
 from tapeline.store.place import Folder, locked
 

@@ -6,15 +6,13 @@ Does not cover how the session is written.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
-import xxhash
 
 from tapeline.errors import StoreError
 from tapeline.session import BoolArray, Session, SessionKey
-from tapeline.store.formats import arrays_of
+from tapeline.store.formats import arrays_of, content_hash
 from tapeline.store.layout import SessionEntry, StoreIndex
 
 NanPolicy = Literal["refuse", "mark"]
@@ -144,11 +142,6 @@ def _entry(session: Session, offset: int, valid: BoolArray) -> SessionEntry:
         xxh3={name: content_hash(array) for name, array in arrays_of(session).items()},
         invalid=ranges(~valid),
     )
-
-
-def content_hash(array: npt.NDArray[Any]) -> str:
-    """The xxh3-128 of an array's bytes in C order."""
-    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(array).data)
 
 
 def ranges(mask: BoolArray) -> list[tuple[int, int]]:

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from tapeline.errors import StoreError
 from tapeline.session import BoolArray, Float32Array, Int64Array, Session, SessionKey
 from tapeline.store.cache import cached_reader
 from tapeline.store.formats import Reader
-from tapeline.store.intake import content_hash
-from tapeline.store.layout import INDEX
 from tapeline.store.place import Root, is_url
 from tapeline.store.source import open_reader
 
@@ -93,8 +90,7 @@ class Shards:
     @property
     def bytes(self) -> int:
         """Bytes of all files, the index included."""
-        files = sum(entry.bytes for entry in self.index.files.values())
-        return files + self._source.place.sizes()[INDEX]
+        return self._source.bytes
 
     def column(self, name: str) -> int:
         """The position of a column.
@@ -143,24 +139,7 @@ class Shards:
         Returns:
             One sentence for each file or session that differs; empty when all is well.
         """
-        place = self._reader.place
-        found: list[str] = []
-        for name, file in self._reader.index.files.items():
-            if file.xxh3 and file.xxh3 != xxhash.xxh3_128_hexdigest(place.read([name])[0]):
-                found.append(f"{place}/{name}: the bytes differ from those written")
-        for number, entry in enumerate(self.index.sessions):
-            for name, written in entry.xxh3.items():
-                try:
-                    part = self._part(number, name)
-                except StoreError as error:
-                    found.append(str(error))
-                    continue
-                if content_hash(part) != written:
-                    found.append(
-                        f"{place}: session {entry.key}, {name}: the content differs from what "
-                        "was written"
-                    )
-        return found
+        return self._reader.verify()
 
     def _part(self, number: int, name: str) -> npt.NDArray[Any]:
         return self.values(number) if name == "values" else self._reader.load(number, name)

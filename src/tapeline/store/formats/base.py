@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from tapeline.errors import StoreError
 from tapeline.files import ASIDE
 from tapeline.session import Float32Array, Session
-from tapeline.store.layout import FileEntry, SessionEntry, StoreIndex
+from tapeline.store.layout import INDEX, FileEntry, SessionEntry, StoreIndex
 from tapeline.store.place import Place
 
 LITTLE: dict[str, str] = {"values": "<f4", "times": "<i8", "age_ns": "<i8"}
@@ -30,6 +31,11 @@ def arrays_of(session: Session) -> dict[str, npt.NDArray[Any]]:
         for name, array in arrays.items()
         if array is not None
     }
+
+
+def content_hash(array: npt.NDArray[Any]) -> str:
+    """The xxh3-128 of an array's bytes in C order."""
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(array).data)
 
 
 class Writer(ABC):
@@ -105,6 +111,36 @@ class Reader(ABC):
     def session(self, number: int) -> Session:
         """One session as it was written, without reading the others."""
         return self.index.restore(number, lambda name: self.load(number, name))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files, the index included."""
+        files = sum(entry.bytes for entry in self.index.files.values())
+        return files + self.place.sizes()[INDEX]
+
+    def verify(self) -> list[str]:
+        """Read every byte and compare it with the hashes in the index.
+
+        Returns:
+            One sentence for each file or session that differs; empty when all is well.
+        """
+        found: list[str] = []
+        for name, file in self.index.files.items():
+            if file.xxh3 and file.xxh3 != xxhash.xxh3_128_hexdigest(self.place.read([name])[0]):
+                found.append(f"{self.place}/{name}: the bytes differ from those written")
+        for number, entry in enumerate(self.index.sessions):
+            for name, written in entry.xxh3.items():
+                try:
+                    content = content_hash(self.load(number, name))
+                except StoreError as error:
+                    found.append(str(error))
+                    continue
+                if content != written:
+                    found.append(
+                        f"{self.place}: session {entry.key}, {name}: the content differs from "
+                        "what was written"
+                    )
+        return found
 
     def _grown(self, entry: FileEntry, found: int) -> bool:  # noqa: ARG002
         """Whether a file may be longer than the index says."""
