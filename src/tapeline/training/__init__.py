@@ -1,16 +1,27 @@
-"""Training: the step, the loop around it, and what makes both repeatable."""
+"""Training: the step, the loop around it, and what makes both repeatable on any ranks."""
 
+from tapeline.training.contract import Contract, contract_of
+from tapeline.training.determinism import check_determinism, make_deterministic
+from tapeline.training.distribute import distribute, joined
 from tapeline.training.evaluate import Evaluation, evaluate
+from tapeline.training.lanes import Lanes
 from tapeline.training.loop import Hook, loop, train
 from tapeline.training.parallel import data_parallel_grads
 from tapeline.training.step import TrainStep
 
 __all__ = [
+    "Contract",
     "Evaluation",
     "Hook",
+    "Lanes",
     "TrainStep",
+    "check_determinism",
+    "contract_of",
     "data_parallel_grads",
+    "distribute",
     "evaluate",
+    "joined",
     "loop",
+    "make_deterministic",
     "train",
 ]

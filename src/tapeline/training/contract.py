@@ -27,7 +27,7 @@ class Contract:
         return asdict(self)
 
 
-def contract(
+def contract_of(
     strategy: Literal["lanes", "ddp", "fsdp2"],
     *,
     num_lanes: int,

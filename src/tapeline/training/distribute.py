@@ -136,6 +136,21 @@ def set_sync(model: nn.Module, sync: bool) -> None:
         model.set_requires_gradient_sync(sync)
 
 
+def clip_grad_norm(model: nn.Module, largest: float) -> None:
+    """Scale all gradients down until their norm over all parameters is `largest` at most."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    if not any(isinstance(grad, DTensor) for grad in grads):
+        nn.utils.clip_grad_norm_(model.parameters(), largest)
+        return
+    # Each by itself: torch's own refuses tensors that are cut over different ranks.
+    norms = [torch.linalg.vector_norm(grad) for grad in grads]
+    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    factor = torch.clamp(largest / (norm + 1e-6), max=1.0)  # as torch's
+    for grad in grads:
+        grad.mul_(factor)
+
+
 def full_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers as if on one device, on every rank; all ranks must call it."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model

@@ -247,4 +247,5 @@ def _cut(batch: Any, start: int, stop: int) -> Any:
         return rows.clone() if rows.data_ptr() % _ALIGNMENT else rows
     if isinstance(batch, Mapping):
         return {name: _cut(item, start, stop) for name, item in batch.items()}
-    return type(batch)(_cut(item, start, stop) for item in batch)
+    items = [_cut(item, start, stop) for item in batch]
+    return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)

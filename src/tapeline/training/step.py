@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from tapeline.errors import TrainingError
 from tapeline.training.determinism import keyed_draws
-from tapeline.training.distribute import is_distributed, set_sync
+from tapeline.training.distribute import clip_grad_norm, is_distributed, set_sync
 from tapeline.training.lanes import Lanes
 from tapeline.training.precision import autocast, check_trainable
 
@@ -98,7 +98,7 @@ class TrainStep:
         else:
             total = self._backward(number, x, y)
         if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            clip_grad_norm(self.model, self.clip_norm)
         self._update(number)
         return total
 

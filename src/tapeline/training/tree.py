@@ -26,7 +26,7 @@ def check_lanes(num_lanes: int, world_size: int) -> None:
             "num_lanes",
             expected="a power of two, so that the tree of lanes has no gaps",
             found=str(num_lanes),
-            fix="Take 1, 2, 4, 8, …",
+            fix="Take 1, 2, 4, 8 or a larger one",
         )
     if world_size > num_lanes:
         raise TrainingError(
