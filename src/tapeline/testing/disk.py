@@ -64,8 +64,8 @@ class FaultyDisk:
     def __enter__(self) -> FaultyDisk:
         for name in ("mkdir", "rmdir", "unlink", "remove"):
             self._patch(os, name, self._single(name))
-        for name in ("rename", "replace"):
-            self._patch(os, name, self._rename(name))
+        for name in ("rename", "replace", "link"):
+            self._patch(os, name, self._double(name))
         for name in ("open", "close", "write", "fsync", "ftruncate"):
             self._patch(os, name, getattr(self, f"_{name}"))
         self._really["io.open"] = io.open
@@ -118,10 +118,12 @@ class FaultyDisk:
 
         return operation
 
-    def _rename(self, name: str) -> Callable[..., Any]:
+    def _double(self, name: str) -> Callable[..., Any]:
+        kind: Any = "rename" if name == "replace" else name
+
         def operation(source: Any, target: Any, **more: Any) -> Any:
             if (below := self._below(target, more.get("dst_dir_fd"))) is not None:
-                self._injector.strike("rename", below)
+                self._injector.strike(kind, below)
             return self._really[name](source, target, **more)
 
         return operation

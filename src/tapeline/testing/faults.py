@@ -19,7 +19,17 @@ FaultKind = Literal[
     "crash", "io_error", "full_disk", "short_write", "truncated", "bit_flip", "slow_fsync"
 ]
 OperationKind = Literal[
-    "open", "write", "truncate", "fsync", "rename", "unlink", "mkdir", "rmdir", "put", "delete"
+    "open",
+    "write",
+    "truncate",
+    "fsync",
+    "rename",
+    "link",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "put",
+    "delete",
 ]
 
 _WRITES: Final = frozenset({"write", "put"})
@@ -60,7 +70,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Something that changes what is stored; of a rename, `path` is the new name."""
+    """Something that changes what is stored; of a rename or link, `path` is the new name."""
 
     kind: OperationKind
     path: str

@@ -6,10 +6,12 @@ crash leaves no half of one. Does not cover streams opened for writing.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from unittest import mock
 
 from tapeline.testing.faults import Fault, Injector, Operation
 
@@ -27,6 +29,7 @@ class FaultyObjects:
     def __init__(self, filesystem: Any, *faults: Fault) -> None:
         self._filesystem = filesystem
         self._injector = Injector(faults)
+        self._undo = contextlib.ExitStack()
 
     @property
     def operations(self) -> Sequence[Operation]:
@@ -59,7 +62,8 @@ class FaultyObjects:
                 self._injector.strike("delete", one)
             return really_rm(path, *rest, **more)
 
-        vars(self._filesystem).update(pipe_file=pipe_file, put_file=put_file, rm=rm)
+        for new in (pipe_file, put_file, rm):
+            self._undo.enter_context(mock.patch.object(self._filesystem, new.__name__, new))
         return self
 
     def __exit__(
@@ -68,5 +72,4 @@ class FaultyObjects:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for name in ("pipe_file", "put_file", "rm"):
-            del vars(self._filesystem)[name]
+        self._undo.close()

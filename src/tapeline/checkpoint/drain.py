@@ -1,0 +1,86 @@
+"""Copies to the durable tier behind the training loop.
+
+Covers: a queue and the one thread that works through it. Does not cover what a copy is.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapeline.checkpoint.durable import DurableTier, Marker
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A checkpoint that has reached the durable tier."""
+
+    folder: Path
+    marker: Marker
+
+
+class Drain:
+    """Copies in a thread, one after the other, in the order of `submit`; the loop never waits.
+
+    A copy that fails is not tried again by itself: the next checkpoint comes soon. The thread
+    ends with the process, `close` aside: what is half copied then has no marker.
+
+    Args:
+        tier: where to.
+        on_copied: called in the thread after each copy.
+    """
+
+    def __init__(self, tier: DurableTier, on_copied: Callable[[Copied], None]) -> None:
+        self._tier = tier
+        self._on_copied = on_copied
+        self._queue: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending: list[Path] = []
+        self._failures: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, name="durable copies", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending(self) -> tuple[Path, ...]:
+        """Folders not yet copied, the one in progress included: retention must leave them."""
+        with self._lock:
+            return tuple(self._pending)
+
+    def submit(self, folder: Path) -> None:
+        """Have a committed checkpoint copied; returns at once."""
+        with self._lock:
+            self._pending.append(folder)
+        self._queue.put(folder)
+
+    def raise_failure(self) -> None:
+        """Raise the oldest failure that was not raised yet; asked at step boundaries."""
+        with self._lock:
+            failure = self._failures.pop(0) if self._failures else None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Wait for what was submitted; raise the oldest failure that was not raised yet."""
+        self._queue.put(None)
+        self._thread.join()
+        self.raise_failure()
+
+    def __enter__(self) -> Drain:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while (folder := self._queue.get()) is not None:
+            try:
+                self._on_copied(Copied(folder, self._tier.copy(folder)))
+            except BaseException as error:
+                with self._lock:
+                    self._failures.append(error)
+            finally:
+                with self._lock:
+                    self._pending.remove(folder)

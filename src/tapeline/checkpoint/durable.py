@@ -1,0 +1,333 @@
+"""The durable tier: copies of committed checkpoints that outlive the machine.
+
+Covers: copying a commit to a path or an object store, verifying it there, fetching it back, tags.
+Does not cover which checkpoints to copy, copying behind the loop (`drain`), nor deleting copies.
+
+    <root>/step-00001000/<the files of the commit>   put first
+    <root>/step-00001000/durable.json                the marker: put last, and only once
+    <root>/tags/<tag>.json                           a name for a copy, put only once
+
+Without its marker there is no copy: an object store can't rename, so a copy that was cut short is
+recognised by what it lacks. The marker holds the sha256 of every file and the commit's metadata
+(configuration, code, data). A copy is never overwritten: where a crash made a run save a step
+again, the same content is no news and other content is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated, Any, Final, Literal
+
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field
+
+from tapeline.checkpoint.commit import MANIFEST, read_manifest, verify
+from tapeline.checkpoint.place import place_at
+from tapeline.errors import CheckpointError
+from tapeline.files import atomic_folder, canonical_json
+
+MARKER = "durable.json"
+_FORMAT: Final = "tapeline durable copy"
+_SELF_HASH = "marker_sha256"
+_FOLDER = re.compile(r"step-(\d{8,})")
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_CHUNK_BYTES = 1 << 20
+
+
+class FileCopy(BaseModel):
+    """What a marker says about one file."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: str
+
+
+class Marker(BaseModel):
+    """What a durable copy consists of and what it belongs to."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    format: Literal["tapeline durable copy"] = _FORMAT
+    version: Literal[1] = 1
+    step: Annotated[int, Field(ge=0)]
+    files: dict[str, FileCopy]
+    metadata: dict[str, Any]
+
+    @property
+    def content_sha256(self) -> str:
+        """Over the data alone: a state saved again has another manifest, of another time."""
+        hashes = sorted(file.sha256 for name, file in self.files.items() if name != MANIFEST)
+        return _sha256(canonical_json(hashes))
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.bytes for file in self.files.values())
+
+    def render(self) -> bytes:
+        """The text of `durable.json`: the fields and a hash over them."""
+        fields = self.model_dump()
+        fields[_SELF_HASH] = _sha256(canonical_json(fields))
+        return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
+
+
+class DurableTier:
+    """Copies of the checkpoints of one run.
+
+    Args:
+        root: a path, or a URL that fsspec knows, such as `s3://bucket/runs/name`.
+
+    Raises:
+        CheckpointError: nothing can open such a URL. Every method: the place can't be reached,
+            read or written.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self._place = place_at(root)
+
+    def copy(self, folder: Path) -> Marker:
+        """Copy a committed checkpoint; a copy that is there already, of equal content, stays.
+
+        That the files arrived is seen by their sizes; `verify` reads them back.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged or goes meanwhile, a file didn't arrive
+                whole, or the copy that is there has other content (both hashes are told).
+        """
+        marker = _describe(folder)
+        name = _name(marker.step)
+        if (there := self._existing(marker)) is not None:
+            return there
+        for file in marker.files:
+            try:
+                self._place.put(f"{name}/{file}", folder / file)
+            except FileNotFoundError:
+                raise CheckpointError(
+                    folder / file,
+                    expected="a checkpoint that stays while it is copied",
+                    found="nothing: it was deleted meanwhile",
+                    fix="Keep checkpoints from being deleted before they are copied",
+                ) from None
+        arrived = self._place.sizes(name)
+        for file, entry in marker.files.items():
+            if arrived.get(f"{name}/{file}") != entry.bytes:
+                raise CheckpointError(
+                    f"{self._place}/{name}/{file}",
+                    expected=f"{entry.bytes:,} bytes",
+                    found=f"{arrived.get(f'{name}/{file}', 0):,} after the copy",
+                    fix="Copy it again",
+                )
+        try:
+            self._place.put_once(f"{name}/{MARKER}", marker.render())
+        except FileExistsError:  # somebody copied at the same time
+            there = self._existing(marker)
+            assert there is not None, "a copy is never deleted here"
+            return there
+        return marker
+
+    def marker(self, step: int) -> Marker:
+        """What the copy of a step consists of; its files have not been read.
+
+        Raises:
+            CheckpointError: there is no copy of the step, or its marker is damaged.
+        """
+        marker = self._marker(step)
+        if marker is None:
+            raise CheckpointError(
+                f"{self._place}/{_name(step)}/{MARKER}",
+                expected="a marker",
+                found="none: the step was not copied, or not to its end",
+                fix="Use another step",
+            )
+        return marker
+
+    def steps(self) -> list[int]:
+        """The steps that have a marker, the highest first."""
+        names = [name.split("/") for name in self._place.sizes()]
+        matches = [_FOLDER.fullmatch(name[0]) for name in names if name[1:] == [MARKER]]
+        return sorted((int(match[1]) for match in matches if match), reverse=True)
+
+    def verify(self, step: int) -> Marker:
+        """Read every byte of a copy and check it.
+
+        Raises:
+            CheckpointError: the first thing that is missing, cut short or changed.
+        """
+        marker = self.marker(step)
+        for name in marker.files:
+            for _ in self._checked(marker, name):
+                pass
+        return marker
+
+    def fetch(self, step: int, folder: Path) -> Path:
+        """Bring a copy back as the committed checkpoint it was, checked by both hashes.
+
+        Args:
+            step: which.
+            folder: new or empty; appears only when all of it is there.
+
+        Raises:
+            CheckpointError: the copy is damaged; `folder` is occupied, or its disk fails.
+        """
+        marker = self.marker(step)
+        try:
+            with atomic_folder(folder) as fresh:
+                for name in marker.files:
+                    with (fresh / name).open("xb") as stream:
+                        stream.writelines(self._checked(marker, name))
+                verify(fresh)
+        except OSError as error:
+            raise CheckpointError(
+                folder,
+                expected="a new or empty folder, and room in it",
+                found=error.strerror or "other files",
+                fix="Choose another folder",
+            ) from error
+        return folder
+
+    def tag(self, step: int, tag: str) -> None:
+        """Give a copy a name for ever.
+
+        Raises:
+            CheckpointError: there is no copy of the step, the tag is no plain name, or it is of
+                another copy.
+        """
+        if not _TAG.fullmatch(tag):
+            raise CheckpointError(
+                "tag",
+                expected="letters, digits, `.`, `_` and `-`, up to 100",
+                found=repr(tag),
+                fix="Choose another name",
+            )
+        content = self.marker(step).content_sha256
+        record = canonical_json({"step": step, "content_sha256": content})
+        try:
+            self._place.put_once(f"tags/{tag}.json", record.encode())
+        except FileExistsError:
+            there = self._place.read(f"tags/{tag}.json").decode()
+            if there != record:
+                raise CheckpointError(
+                    f"{self._place}, tag {tag}",
+                    expected=f"no tag of that name, or {record}",
+                    found=there,
+                    fix="Choose another name: a tag stays where it is",
+                ) from None
+
+    def tags(self) -> dict[str, int]:
+        """Every tag with the step of its copy."""
+        found = {}
+        for name in sorted(self._place.sizes()):
+            above, _, file = name.partition("/")
+            if above == "tags" and file.endswith(".json"):
+                record = self._place.read(name)
+                try:
+                    found[file.removesuffix(".json")] = int(json.loads(record)["step"])
+                except (ValueError, KeyError, TypeError):
+                    raise CheckpointError(
+                        f"{self._place}/{name}",
+                        expected="a tag's record",
+                        found=repr(record[:40]),
+                        fix="It is damaged. Delete it and tag again",
+                    ) from None
+        return found
+
+    def _marker(self, step: int) -> Marker | None:
+        """The marker of a step, itself checked byte by byte; None if there is none."""
+        name = f"{_name(step)}/{MARKER}"
+        try:
+            raw = self._place.read(name)
+        except FileNotFoundError:
+            return None
+        try:
+            fields = json.loads(raw)
+            fields.pop(_SELF_HASH)
+            marker = Marker.model_validate(fields)
+            intact = marker.render() == raw and marker.step == step
+        except (ValueError, KeyError, AttributeError, TypeError):
+            intact = False
+        if not intact:
+            raise CheckpointError(
+                f"{self._place}/{name}",
+                expected=f"the marker of step {step} as it was written",
+                found="other bytes",
+                fix="It is damaged. Use another step",
+            )
+        return marker
+
+    def _existing(self, marker: Marker) -> Marker | None:
+        there = self._marker(marker.step)
+        if there is None:
+            return None
+        if there.content_sha256 != marker.content_sha256:
+            raise CheckpointError(
+                f"{self._place}/{_name(marker.step)}",
+                expected=f"content with sha256 {marker.content_sha256}, or no copy of the step",
+                found=there.content_sha256,
+                fix="Copy to another root: a durable copy is never overwritten",
+            )
+        return there
+
+    def _checked(self, marker: Marker, file: str) -> Iterator[bytes]:
+        """The bytes of a file of a copy; raises at its end if they are not what was copied."""
+        name = f"{_name(marker.step)}/{file}"
+        entry = marker.files[file]
+        digest = hashlib.sha256()
+        size = 0
+        try:
+            with self._place.opened(name) as stream:
+                for chunk in _chunks(stream):
+                    digest.update(chunk)
+                    size += len(chunk)
+                    yield chunk
+        except FileNotFoundError:
+            size = -1
+        if (size, digest.hexdigest()) != (entry.bytes, entry.sha256):
+            found = f"{size:,} bytes with {digest.hexdigest()}" if size >= 0 else "nothing"
+            raise CheckpointError(
+                f"{self._place}/{name}",
+                expected=f"{entry.bytes:,} bytes with sha256 {entry.sha256}",
+                found=found,
+                fix="It is damaged. Use another step",
+            )
+
+
+def _describe(folder: Path) -> Marker:
+    """The marker of a commit; each data file is read once and checked against its manifest."""
+    manifest = read_manifest(folder)
+    files = {}
+    for name in (*manifest.files, MANIFEST):
+        sha256, xxh3, size = hashlib.sha256(), xxhash.xxh3_128(), 0
+        with contextlib.suppress(FileNotFoundError), (folder / name).open("rb") as stream:
+            for chunk in _chunks(stream):
+                sha256.update(chunk)
+                xxh3.update(chunk)
+                size += len(chunk)
+        entry = manifest.files.get(name)
+        if entry is not None and (size, xxh3.hexdigest()) != (entry.bytes, entry.xxh3_128):
+            raise CheckpointError(
+                folder / name,
+                expected=f"{entry.bytes:,} bytes with xxh3-128 {entry.xxh3_128}",
+                found=f"{size:,} with {xxh3.hexdigest()}",
+                fix="It is damaged, and was not copied. Copy another checkpoint",
+            )
+        files[name] = FileCopy(bytes=size, sha256=sha256.hexdigest())
+    return Marker(step=manifest.step, files=files, metadata=manifest.metadata)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    while chunk := stream.read(_CHUNK_BYTES):
+        yield chunk
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
