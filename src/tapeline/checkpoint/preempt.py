@@ -176,7 +176,8 @@ def children_shielded() -> Iterator[None]:
     """Processes (and threads) started in this block are not reached by the signals of a stop.
 
     They are blocked, not ignored, and only in this thread: one that comes meanwhile reaches this
-    process through another thread, or at the end of the block. Such children don't end by `terminate()`: use `kill()`, or close what they read from.
+    process through another thread, or at the end of the block. Such children don't end by
+    `terminate()`: use `kill()`, or close what they read from.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
