@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -212,8 +213,7 @@ class Loader(IterableDataset[Batch]):
         elif stop > start:
             slot.put(*self._gather(torch.device("cpu"))(torch.from_numpy(self._rows(start, stop))))
         self._mark_missing(start, stop, slot.y)
-        with slot.sending():
-            slot.batch = self._finished(start, *slot.send(stop - start))
+        slot.send(stop - start, partial(self._finished, start))
 
     def _on_device(self, position: int) -> Batch:
         """The batch at a position from the store on the device."""

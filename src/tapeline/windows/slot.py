@@ -6,8 +6,7 @@ written into it, or when: the loader and its thread do.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
@@ -33,7 +32,6 @@ class Slot:
 
     Attributes:
         x, y: the host memory, as `BatchSource.draw` takes it.
-        batch: what `send` made; to be set again by who changes it further.
     """
 
     def __init__(self, source: BatchSource, batch: int, device: torch.device) -> None:
@@ -45,7 +43,8 @@ class Slot:
         bits = self._x.view(torch.uint16) if kind == torch.bfloat16 else self._x
         self.x: npt.NDArray[Any] = bits.numpy()
         self.y: Float32Array = self._y.numpy()
-        self.batch: Batch = ()
+        self._whole = self._x, self._y  # kept, since a slice of all costs as much as a search
+        self._batch: Batch = ()
         if self._cuda:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -60,28 +59,28 @@ class Slot:
         self._x[: len(x)] = x
         self._y[: len(y)] = y
 
-    @contextlib.contextmanager
-    def sending(self) -> Iterator[None]:
-        """What is done inside runs on the copy's stream, and counts as part of the copy."""
+    def send(self, count: int, finish: Callable[[Tensor, Tensor], Batch]) -> None:
+        """Make the batch of the first `count` windows.
+
+        Args:
+            count: how many were written.
+            finish: makes the batch from x and y on the device: this memory itself on the host, a
+                copy under way on CUDA. What it does there counts as part of the copy.
+        """
+        parts = self._whole if count == len(self._x) else (self._x[:count], self._y[:count])
         if not self._cuda:
-            yield
+            self._batch = finish(*parts)
             return
         with torch.cuda.stream(self._stream):
-            yield
+            x, y = (part.to(self._device, non_blocking=True) for part in parts)
+            self._batch = finish(x, y)
             self._done.record(self._stream)
-
-    def send(self, count: int) -> Batch:
-        """The first `count` windows on the device: this memory itself, or a copy under way."""
-        parts = self._x[:count], self._y[:count]
-        if not self._cuda:
-            return parts
-        return tuple(part.to(self._device, non_blocking=True) for part in parts)
 
     def receive(self) -> Batch:
         """The batch, safe to use on the device's current stream."""
         if self._cuda:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(self._done)
-            for part in self.batch:
+            for part in self._batch:
                 part.record_stream(current)
-        return self.batch
+        return self._batch
