@@ -487,3 +487,13 @@ def test_a_configuration_is_frozen(load) -> None:
 def test_two_configurations_share_nothing_that_can_change(load) -> None:
     load().model.arguments["hidden"] = 3
     assert load().model.arguments == {}
+
+
+def test_a_store_behind_a_url_stays_a_url_and_the_cache_is_anchored(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\nstore = "s3://bucket/market"\ncache = "cache"\n')
+    config = RunConfig.load(path)
+    assert config.data.store == "s3://bucket/market"
+    assert config.data.cache == str(tmp_path / "cache")
+    elsewhere = RunConfig.load(path, ["data.cache=/other", "data.cache_bytes=10"])
+    assert elsewhere.hash() == config.hash()

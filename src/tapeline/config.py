@@ -21,7 +21,9 @@ PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 class DataConfig(Section):
     """Where the rows come from, and what is predicted."""
 
-    store: str = Field(description="folder of a store, relative to the configuration file")
+    store: str = Field(description="folder of a store, relative to the file, or a URL")
+    cache: str | None = Field(None, description="folder into which a remote store is decoded")
+    cache_bytes: Positive | None = Field(None, description="the most that the cache may hold")
     target: str = Field("mid", description="name of the column whose change is predicted")
     normalise: bool = Field(True, description="scale each column by its training rows")
 
@@ -135,7 +137,7 @@ class RunConfig(Config):
                 "name": True,
                 "log_every": True,
                 "checkpoint": True,
-                "data": {"store"},
+                "data": {"store", "cache", "cache_bytes"},
                 "validation": {"every"},
             },
         )
@@ -143,11 +145,12 @@ class RunConfig(Config):
 
     @classmethod
     def anchor(cls, values: dict[str, Any], folder: Path) -> None:
-        """Take a relative `data.store` from `folder`: the record must hold from anywhere.
+        """Take relative paths of `data` from `folder`: the record must hold from anywhere.
 
         In a file that is the file's folder; in an override the working folder, like any path
         typed on a command line.
         """
         data = values.get("data")
-        if isinstance(data, dict) and isinstance(store := data.get("store"), str):
-            data["store"] = str((folder / store).absolute())
+        for key in ("store", "cache"):
+            if isinstance(data, dict) and isinstance(path := data.get(key), str):
+                data[key] = path if "://" in path else str((folder / path).absolute())

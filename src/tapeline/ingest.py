@@ -35,6 +35,8 @@ from tapeline.tape import (
     Sessions,
     TapeReport,
     UtcDays,
+    derivations,
+    derive,
     detect,
     read_tape,
     reader_named,
@@ -58,6 +60,7 @@ class Reading:
         grid, policy: the format's own if None.
         options: of the reader.
         max_unreadable_share: largest share of lines that may be left out.
+        derive: names of derived columns, computed once, here.
     """
 
     format: str | None = None
@@ -67,6 +70,7 @@ class Reading:
     policy: Policy | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     max_unreadable_share: float = 0.001
+    derive: tuple[str, ...] = ()
 
 
 class IngestConfig(Config):
@@ -82,6 +86,7 @@ class IngestConfig(Config):
         crossed, locked, one_sided, hold_s, stale_cross_s: as `Policy` takes them.
         options: of the reader.
         max_unreadable_share: largest share of lines that may be left out.
+        derive: derived columns: known names, or `module:function`.
     """
 
     reader: str | None = None
@@ -102,6 +107,7 @@ class IngestConfig(Config):
     stale_cross_s: float | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     max_unreadable_share: float = 0.001
+    derive: list[str] = Field(default_factory=list)
 
     def reading(self, files: Files) -> Reading:
         """The objects for files of one format; what isn't set is the format's own default.
@@ -118,6 +124,7 @@ class IngestConfig(Config):
             policy=dataclasses.replace(kind.policy, **self._given(*_POLICY)),
             options=self.options,
             max_unreadable_share=self.max_unreadable_share,
+            derive=tuple(self.derive),
         )
 
     def _given(self, *names: str) -> dict[str, Any]:
@@ -256,6 +263,7 @@ def _read(
     reports: list[TapeReport],
     progress: Progress | None,
 ) -> Iterator[Session]:
+    wanted = derivations(reading.derive)
     for files in tapes:
         tape = read_tape(
             list(files),
@@ -268,5 +276,5 @@ def _read(
             max_unreadable_share=reading.max_unreadable_share,
             progress=progress,
         )
-        yield from tape
+        yield from derive(tape, wanted) if wanted else tape
         reports.append(tape.report)

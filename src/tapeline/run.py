@@ -159,7 +159,8 @@ class _Parts:
     def build(cls, config: RunConfig, normaliser: Normaliser | None) -> _Parts:
         """Build from the configuration; the normaliser is fitted here unless it is known."""
         make_deterministic(config.training.threads)
-        shards = Shards(config.data.store)
+        data = config.data
+        shards = Shards(data.store, cache=data.cache, cache_bytes=data.cache_bytes)
         target = shards.column(config.data.target)
         windows, training = config.windows, config.training
         everything = WindowIndex(shards, windows.length, windows.horizon)

@@ -7,6 +7,7 @@ the other.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,7 @@ class Session:
         valid: bool `[rows]`; no window and no target may touch a row that is False. None: all are.
         origin: what was subtracted from every price column before the cast to float32, in price
             units. A float32 near 61,686 has a step of 0.0039; differences don't suffer from it.
+        derived: names of columns that were computed from others, to the version of how.
 
     Raises:
         StoreError: shapes or dtypes that don't fit together, names that aren't distinct, times
@@ -59,6 +61,7 @@ class Session:
     age_ns: Int64Array | None = None
     valid: BoolArray | None = None
     origin: float = 0.0
+    derived: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         values = self.values

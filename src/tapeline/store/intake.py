@@ -6,6 +6,8 @@ Does not cover how the session is written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -38,6 +40,7 @@ class Intake:
         self.entries: list[SessionEntry] = [] if index is None else list(index.sessions)
         self.columns: list[str] = [] if index is None else index.columns
         self.beside: list[str] = [] if index is None else index.beside
+        self.derived: dict[str, str] = {} if index is None else index.derived
         self._held = {entry.key: entry for entry in self.entries}
         self._new: set[SessionKey] = set()
         self._num_rows = 0 if index is None else index.num_rows
@@ -51,6 +54,7 @@ class Intake:
         if not self.entries:
             self.columns = list(session.columns)
             self.beside = [name for name in arrays_of(session) if name != "values"]
+            self.derived = dict(session.derived)
         self._check_fits(session)
         valid = self._valid_rows(session)
         session = _with_one_nan(session)
@@ -81,6 +85,13 @@ class Intake:
                 expected=f"{', '.join(wanted)}, as {first} has",
                 found=", ".join(arrays_of(session)),
                 fix="Give all sessions times and ages, or none",
+            )
+        if dict(session.derived) != self.derived:
+            raise StoreError(
+                f"session {session.key}, derived columns",
+                expected=f"{_versions(self.derived)}, as {first} has",
+                found=_versions(session.derived),
+                fix="Derive all sessions of a store alike, or write the store anew",
             )
         if session.key in self._new:
             raise StoreError(
@@ -120,15 +131,17 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
+def _versions(derived: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in derived.items()) or "none"
+
+
 def _with_one_nan(session: Session) -> Session:
     """The same session with every NaN of the same bits: text can't keep a NaN's payload."""
     missing = np.isnan(session.values)
     if not missing.any():
         return session
     values = np.where(missing, np.float32(np.nan), session.values)
-    return Session(
-        session.key, values, session.columns, session.times, session.age_ns, origin=session.origin
-    )
+    return replace(session, values=values)
 
 
 def _entry(session: Session, offset: int, valid: BoolArray) -> SessionEntry:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tapeline.errors import StoreError
 from tapeline.files import canonical_json
@@ -90,6 +90,7 @@ class StoreIndex(_Frozen):
     dtype: Literal["<f4"] = "<f4"
     columns: list[str]
     beside: list[str]
+    derived: dict[str, str] = Field(default_factory=dict)  # column to the version of how
     sessions: list[SessionEntry]
     files: dict[str, FileEntry]
 
@@ -122,6 +123,7 @@ class StoreIndex(_Frozen):
             load("age_ns") if "age_ns" in self.beside else None,
             entry.valid(),
             entry.origin,
+            self.derived,
         )
 
     def save(self, place: Place) -> None:

@@ -107,6 +107,7 @@ def index_of(fmt: str, intake: Intake, files: dict[str, FileEntry]) -> StoreInde
         fmt=fmt,
         columns=intake.columns,
         beside=intake.beside,
+        derived=intake.derived,
         sessions=intake.entries,
         files=dict(sorted(files.items())),
     )

@@ -5,6 +5,7 @@ Readers turn files into `blocks`, `sessions` says where to cut, `replay` (event 
 everything, and `read` joins the parts.
 """
 
+from tapeline.tape.derive import Derivation, derivations, derive
 from tapeline.tape.grid import GridOptions, Policy, book_columns
 from tapeline.tape.read import Tape, detect, read_orders, read_tape, reader_named
 from tapeline.tape.readers import READERS, demo_tape
@@ -16,6 +17,7 @@ __all__ = [
     "READERS",
     "Calendar",
     "Counts",
+    "Derivation",
     "EvictedOrder",
     "Gaps",
     "GridOptions",
@@ -27,6 +29,8 @@ __all__ = [
     "UtcDays",
     "book_columns",
     "demo_tape",
+    "derivations",
+    "derive",
     "detect",
     "read_orders",
     "read_tape",
