@@ -402,6 +402,8 @@ def test_the_hash_is_equal_under_key_order_and_spelled_out_defaults(load) -> Non
 
 
 FREE = [
+    "data.cache=elsewhere",
+    "data.cache_bytes=7",
     "name=other",
     "log_every=7",
     "data.store=elsewhere",

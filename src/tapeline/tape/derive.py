@@ -108,7 +108,7 @@ def _best(session: Session) -> tuple[npt.NDArray[np.float64], ...]:
     return tuple(_column(session, name) for name in names)
 
 
-def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> Column:
     """NaN where there is nothing to divide by."""
     return np.divide(above, below, out=np.full(len(above), np.nan), where=below != 0)
 
