@@ -110,7 +110,8 @@ def _best(session: Session) -> tuple[npt.NDArray[np.float64], ...]:
 
 def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> Column:
     """NaN where there is nothing to divide by."""
-    return np.divide(above, below, out=np.full(len(above), np.nan), where=below != 0)
+    ratio: Column = np.divide(above, below, out=np.full(len(above), np.nan), where=below != 0)
+    return ratio
 
 
 def _spread(session: Session) -> Column:
