@@ -7,9 +7,17 @@ from tapeline.tape.readers.databento import DatabentoReader
 from tapeline.tape.readers.lobster import LobsterReader
 from tapeline.tape.readers.orders import OrdersReader, demo_tape
 from tapeline.tape.readers.table import TableReader
+from tapeline.tape.readers.tardis import TardisReader
 
 READERS: Final[dict[str, type[Reader]]] = {
-    reader.name: reader for reader in (DatabentoReader, LobsterReader, OrdersReader, TableReader)
+    reader.name: reader
+    for reader in (
+        DatabentoReader,
+        LobsterReader,
+        OrdersReader,
+        TableReader,
+        TardisReader,
+    )
 }
 
 __all__ = ["READERS", "Head", "Reader", "Source", "demo_tape"]
