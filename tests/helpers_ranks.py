@@ -14,7 +14,7 @@ from tapeline.training.determinism import keyed_draws
 
 CPU = torch.device("cpu")
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "tapeline.training"])
+_CONTEXT.set_forkserver_preload(["tapeline.training", "tapeline.training.distribute"])
 
 
 def on_ranks(world_size, function, *arguments, timeout_s=100):

@@ -13,8 +13,9 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from tapeline.errors import TrainingError
-from tapeline.training import Lanes, TrainStep, distribute
-from tapeline.training.distribute import full_tensors
+from tapeline.training import Lanes, TrainStep
+from tapeline.training.distribute import distribute
+from tapeline.training.ranks import full_tensors
 from tapeline.training.step import warmup_then
 
 NUM_LANES, STEPS = 8, 100

@@ -2,11 +2,11 @@
 
 from tapeline.training.contract import Contract, contract_of
 from tapeline.training.determinism import check_determinism, make_deterministic
-from tapeline.training.distribute import distribute, joined
 from tapeline.training.evaluate import Evaluation, evaluate
 from tapeline.training.lanes import Lanes
 from tapeline.training.loop import Hook, loop, train
 from tapeline.training.parallel import data_parallel_grads
+from tapeline.training.ranks import joined
 from tapeline.training.step import TrainStep
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "check_determinism",
     "contract_of",
     "data_parallel_grads",
-    "distribute",
     "evaluate",
     "joined",
     "loop",

@@ -1,27 +1,22 @@
-"""Ranks: joining them, and torch's own ways to share a model's training among them.
+"""Torch's own ways to share a model's training among ranks: DDP, FSDP2, tensor parallelism.
 
-Covers the process group, and the fast paths DDP, FSDP2 and tensor parallelism. These repeat
-bit for bit at an unchanged number of ranks and no further (`contract.py`); `lanes.py` is exact
-across numbers of ranks.
+They repeat bit for bit at an unchanged number of ranks and no further (`contract.py`); `lanes.py`
+is exact across numbers of ranks. Apart from the rest of the room, since importing torch's
+distributed tensors takes half as long as importing torch.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Literal, Protocol, runtime_checkable
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from tapeline.errors import TrainingError
-from tapeline.world import World
 
 Strategy = Literal["ddp", "fsdp2"]
 
@@ -32,29 +27,6 @@ class Planned(Protocol):
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
         """A style for each submodule that is cut, by its name."""
-
-
-@contextlib.contextmanager
-def joined(device: str = "cpu") -> Iterator[World]:
-    """Join the ranks that torchrun started, for the block; alone where it wasn't torchrun.
-
-    NCCL for CUDA devices, each rank on the device of its local rank; gloo otherwise.
-
-    Raises:
-        RunError: the environment's RANK, WORLD_SIZE or LOCAL_RANK is no place in a world.
-    """
-    world = World.from_environment()
-    if world.size == 1:
-        yield world
-        return
-    on_cuda = torch.device(device).type == "cuda"
-    if on_cuda:
-        torch.cuda.set_device(world.local_rank)
-    dist.init_process_group("nccl" if on_cuda else "gloo", rank=world.rank, world_size=world.size)
-    try:
-        yield world
-    finally:
-        dist.destroy_process_group()
 
 
 def distribute(model: nn.Module, strategy: Strategy, *, tensor_parallel: int = 1) -> nn.Module:
@@ -119,42 +91,3 @@ def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def _device_type(model: nn.Module) -> str:
     return next(model.parameters()).device.type
-
-
-def is_distributed(model: nn.Module) -> bool:
-    """Whether `distribute` made it."""
-    return isinstance(model, DistributedDataParallel | FSDPModule) or any(
-        isinstance(p, DTensor) for p in model.parameters()
-    )
-
-
-def set_sync(model: nn.Module, sync: bool) -> None:
-    """Whether the next backward pass exchanges gradients, for micro-batches before the last."""
-    if isinstance(model, DistributedDataParallel):
-        model.require_backward_grad_sync = sync
-    elif isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(sync)
-
-
-def clip_grad_norm(model: nn.Module, largest: float) -> None:
-    """Scale all gradients down until their norm over all parameters is `largest` at most."""
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    if not any(isinstance(grad, DTensor) for grad in grads):
-        nn.utils.clip_grad_norm_(model.parameters(), largest)
-        return
-    # Each by itself: torch's own refuses tensors that are cut over different ranks.
-    norms = [torch.linalg.vector_norm(grad) for grad in grads]
-    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    norm = torch.linalg.vector_norm(torch.stack(norms))
-    factor = torch.clamp(largest / (norm + 1e-6), max=1.0)  # as torch's
-    for grad in grads:
-        grad.mul_(factor)
-
-
-def full_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers as if on one device, on every rank; all ranks must call it."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    return {
-        name: value.full_tensor() if isinstance(value, DTensor) else value
-        for name, value in inner.state_dict().items()
-    }

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from tapeline.errors import TrainingError
 from tapeline.training.determinism import keyed_draws
-from tapeline.training.distribute import clip_grad_norm, is_distributed, set_sync
 from tapeline.training.lanes import Lanes
 from tapeline.training.precision import autocast, check_trainable
+from tapeline.training.ranks import clip_grad_norm, is_distributed, set_sync
 
 Schedule = Callable[[int], float]
 
