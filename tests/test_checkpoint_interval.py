@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapeline.checkpoint.interval import FIRST_SAVE_S, Decision, IntervalController
@@ -76,6 +76,7 @@ def within(found: float, best: float) -> bool:
     return abs(found - best) <= max(1.0, 0.05 * best)
 
 
+@settings(max_examples=500)
 @given(
     step_s=st.floats(0.05, 20),
     blocking_s=st.floats(0.01, 60),
@@ -91,9 +92,9 @@ def test_it_settles_at_the_analytic_optimum(step_s, blocking_s, write_s, slowdow
     machine.live(controller, 0, total)
     decision = controller.decision
     assert decision is not None
-    if len(machine.saves) > 2:  # else the slowdown may not have been seen
+    if len(machine.saves) > 2:  # else no write may have ended before the run did
         assert within(decision.num_steps, machine.best_steps(mtbf_s))
-    assert decision.num_steps * step_s >= write_s * (1 - 1e-12)
+        assert decision.num_steps * step_s >= write_s * (1 - 1e-12)
     assert machine.saves[-1] == total
     gaps = [b - a for a, b in zip(machine.saves, machine.saves[1:], strict=False)]
     assert all(gap <= decision.num_steps + 1 for gap in gaps[2:])
