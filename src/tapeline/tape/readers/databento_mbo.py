@@ -59,7 +59,6 @@ class OrderFlow:
         self._clock = clock
         self._counts = counts
         self._pending = np.empty(0, MBO)
-        self._in_snapshot = False
         self._is_unknown = False
         self._kinds = np.full(256, _UNKNOWN)
         for action, kind in {**_KINDS, **dict.fromkeys(_NO_CHANGE, _NOTHING)}.items():
@@ -93,6 +92,7 @@ class OrderFlow:
 
     def _events(self, records: Records, ends: Int64Array) -> OrderEvents:
         events = np.searchsorted(ends, np.arange(len(records)))  # which one a record is part of
+        end_times_ns = records[self._clock][ends].astype(np.int64)
         kinds = self._kinds[np.frombuffer(records["action"].tobytes(), np.uint8)]
         num_taken = int(np.count_nonzero(records["flags"] & F_SNAPSHOT))
         self._counts.count("records of a snapshot, part of the event after it", num_taken)
@@ -100,18 +100,15 @@ class OrderFlow:
         records, events = records[rows], events[rows]
         kinds, kept = self._known(records["flags"], kinds)
         kept &= self._can_be_followed(records, kinds)
-        times_ns = records[self._clock][_last_of_each(events)].astype(np.int64)[events - events[:1]]
-        times_ns, events = times_ns[kept], events[kept]
-        records, kinds = records[kept], kinds[kept]
+        records, events, kinds = records[kept], events[kept], kinds[kept]
         are_bids = records["side"] == b"B"
         ids = records["order_id"].astype("S20").tolist()
         are_tops = (records["flags"] & F_TOB > 0) & (kinds == CREATED)
         for row in np.flatnonzero(are_tops).tolist():
             ids[row] = b"top of the bids" if are_bids[row] else b"top of the asks"
-        are_last = np.zeros(len(events), bool)
-        are_last[_last_of_each(events)] = True
+        are_last = np.append(np.diff(events) > 0, True)[: len(events)]
         return OrderEvents(
-            times_ns,
+            end_times_ns[events],
             ids,
             np.where(are_tops, CHANGED, kinds).tolist(),
             are_bids.tolist(),
@@ -158,8 +155,3 @@ def _with_clears(records: Records, kinds: Int64Array) -> tuple[Int64Array, Int64
     begins = in_snapshot & ~np.append(False, in_snapshot)[:-1] & (kinds != CLEARED)
     at = np.flatnonzero(begins)
     return np.insert(np.arange(len(records)), at, at), np.insert(kinds, at, CLEARED)
-
-
-def _last_of_each(events: Int64Array) -> Int64Array:
-    """The last row of each event."""
-    return np.flatnonzero(np.append(np.diff(events) > 0, True)[: len(events)])
