@@ -165,7 +165,7 @@ def test_a_step_behind_a_good_one_is_refused(tmp_path: Path):
 def test_nothing_is_deleted_when_the_new_one_does_not_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints = Checkpointer(tmp_path, keep=1, background_from_bytes=0)
     save(checkpoints, 1)
 
     def bad_disk(path, source, **options):

@@ -29,7 +29,7 @@ from tapeline.checkpoint.encoding import Layout, encode
 from tapeline.checkpoint.load import load_state
 from tapeline.checkpoint.retain import steps_to_delete
 from tapeline.checkpoint.save import commit_source, disk_errors_told
-from tapeline.checkpoint.snapshot import Snapshot
+from tapeline.checkpoint.snapshot import Image, Snapshot
 from tapeline.checkpoint.state import State
 from tapeline.checkpoint.stats import Counters, SaveStats
 from tapeline.clock import Clock, SystemClock
@@ -354,7 +354,9 @@ class Checkpointer:
             metadata=self._metadata,
         )
         self._counters.add(saves=1, bytes_written=manifest.total_bytes)
-        self._check(step)
+        if isinstance(source, Image):
+            self._check(step)  # it went past the cache, so this asks the disk
+        self._verified.add(step)
         with disk_errors_told(self._path(step)):
             return self._retire()
 
