@@ -17,7 +17,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tapeline.training", "tapeline.training.distribute"])
 
 
-def on_ranks(world_size, function, *arguments, timeout_s=100):
+def on_ranks(world_size, function, *arguments):
     """What `function(rank, world_size, *arguments)` returns on each rank; a rank's error is told.
 
     The function must be importable from the tests' folder.
@@ -36,7 +36,7 @@ def on_ranks(world_size, function, *arguments, timeout_s=100):
             results = dict(queue.get() for _ in processes)
         finally:
             for process in processes:
-                process.join(timeout_s)
+                process.join(5)  # done already, unless a rank died without a word
                 process.kill()
     failed = [result for result in results.values() if isinstance(result, _Failure)]
     assert not failed, failed[0].text

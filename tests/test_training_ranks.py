@@ -245,6 +245,7 @@ def refusals(rank, world_size):
     told = []
     for attempt in (
         lambda: TrainStep(Wide(), momentum(Wide())),
+        lambda: Lanes(distribute(nn.Linear(1, 1), "ddp"), num_lanes=2),
         lambda: distribute(Wide(), "ddp", tensor_parallel=2),
         lambda: distribute(Wide(), "fsdp2", tensor_parallel=3),
         lambda: distribute(nn.Linear(1, 1), "fsdp2", tensor_parallel=2),
@@ -259,6 +260,9 @@ def test_what_ranks_cannot_do_is_refused():
     assert on_ranks(2, refusals)[0] == [
         "num_lanes: expected at least 2, one for each rank, found 1. "
         "Start fewer ranks; another number of lanes is another run.",
+        "model DistributedDataParallel: expected one that every rank holds whole and alone, "
+        "found one that torch shares among ranks. "
+        "Give Lanes the model itself; it does the exchange.",
         "tensor_parallel: expected a divisor of the 2 ranks, with strategy fsdp2, "
         "found 2 with ddp. Change the number of ranks, or leave tensor_parallel at 1.",
         "tensor_parallel: expected a divisor of the 2 ranks, with strategy fsdp2, "

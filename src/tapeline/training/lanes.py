@@ -31,6 +31,7 @@ from tapeline.training.determinism import kept_draws
 from tapeline.training.exchange import Exchange
 from tapeline.training.moving import MovingBuffers
 from tapeline.training.precision import check_trainable
+from tapeline.training.ranks import is_distributed
 from tapeline.training.tree import TreeSum, check_lanes
 from tapeline.world import World
 
@@ -56,7 +57,8 @@ class Lanes:
 
     Raises:
         TrainingError: `num_lanes` is no power of two or below the number of ranks, the model has
-            nothing to train in float32, or there are ranks but no process group.
+            nothing to train in float32 or is a distributed one, or there are ranks but no process
+            group.
     """
 
     def __init__(
@@ -71,6 +73,13 @@ class Lanes:
         rank, world_size = _place(group)
         check_lanes(num_lanes, world_size)
         check_trainable(model)
+        if is_distributed(model):
+            raise TrainingError(
+                f"model {type(model).__name__}",
+                expected="one that every rank holds whole and alone",
+                found="one that torch shares among ranks",
+                fix="Give Lanes the model itself; it does the exchange",
+            )
         self.num_lanes = num_lanes
         self.seed = seed
         self.own_rows_only = own_rows_only
