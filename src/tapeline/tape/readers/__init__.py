@@ -3,6 +3,7 @@
 from typing import Final
 
 from tapeline.tape.readers.base import Head, Reader, Source
+from tapeline.tape.readers.binance import BinanceReader, BinanceTickerReader
 from tapeline.tape.readers.databento import DatabentoReader
 from tapeline.tape.readers.lobster import LobsterReader
 from tapeline.tape.readers.orders import OrdersReader, demo_tape
@@ -12,6 +13,8 @@ from tapeline.tape.readers.tardis import TardisReader
 READERS: Final[dict[str, type[Reader]]] = {
     reader.name: reader
     for reader in (
+        BinanceReader,
+        BinanceTickerReader,
         DatabentoReader,
         LobsterReader,
         OrdersReader,

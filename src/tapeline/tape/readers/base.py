@@ -56,9 +56,9 @@ class Head:
 
     @property
     def lines(self) -> list[str]:
-        """The lines that the head holds whole, without their ends; the first may be all of it."""
+        """The lines that the head holds whole, or what it holds of the first; without ends."""
         lines = self.text.decode("utf-8-sig", "replace").split("\n")
-        whole = lines if len(self.text) < HEAD_BYTES else lines[:-1]
+        whole = lines if len(self.text) < HEAD_BYTES or len(lines) == 1 else lines[:-1]
         return [line.rstrip("\r") for line in whole]
 
     @property
