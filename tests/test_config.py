@@ -412,6 +412,7 @@ FREE = [
     "checkpoint.keep=7",
 ]
 DECIDING = [
+    "data.augment=[{name='noise', arguments={std=0.1}}]",
     "seed=7",
     "data.target=bid",
     "data.normalise=false",

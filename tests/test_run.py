@@ -107,6 +107,16 @@ def test_another_seed_gives_other_bits(workplace, whole):
     assert other.state_sha256 != whole.state_sha256
 
 
+def test_an_augmented_run_resumes_to_the_same_bits(workplace, whole):
+    """Draws are keyed by position: what a run is varied by doesn't depend on its lives."""
+    augment = "data.augment=[{name='noise', arguments={std=0.1}}, {name='column_dropout', "
+    augment += "arguments={share=0.1}}]"
+    plain = start(config_of(workplace, augment), workplace / "augmented")
+    assert plain.state_sha256 != whole.state_sha256
+    run = killed_at(workplace, "augmented-killed", 30, augment)
+    assert resume(run).part_sha256 == plain.part_sha256
+
+
 def test_validating_and_saving_differently_changes_no_bit(workplace, whole):
     other = start(
         config_of(workplace, "validation.every=1", "checkpoint.every=60"), workplace / "often"
@@ -208,7 +218,7 @@ def test_resuming_a_finished_run_does_nothing(workplace, whole):
     assert again.losses == whole.losses
 
 
-def killed_at(workplace: Path, name: str, step: int) -> Path:
+def killed_at(workplace: Path, name: str, step: int, *overrides: str) -> Path:
     """A run whose newest checkpoint is of `step`, as a kill leaves it."""
     run = workplace / name
 
@@ -220,7 +230,7 @@ def killed_at(workplace: Path, name: str, step: int) -> Path:
             raise Stop
 
     with pytest.raises(Stop):
-        start(config_of(workplace), run, progress=stop)
+        start(config_of(workplace, *overrides), run, progress=stop)
     return run
 
 
@@ -313,6 +323,8 @@ def test_resuming_what_is_no_run(tmp_path):
         ("model.factory=no_such_module:net", ConfigError, "No module named 'no_such_module'"),
         ("model.factory=noisy_model:not_a_module", ConfigError, "expected a callable that returns"),
         ("model.arguments={depth=3}", ConfigError, "unexpected keyword argument 'depth'"),
+        ("data.augment=[{name='blur'}]", None, "expected noise, scaling, column_dropout, or an"),
+        ("data.augment=[{name='noise'}]", None, "expected arguments std, found"),
         ("validation.fraction=0.99", None, "split, train: expected at least one window"),
         ("training.accumulate=5", ConfigError, "expected accumulate to divide batch"),
     ],

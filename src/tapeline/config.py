@@ -18,6 +18,13 @@ Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
+class AugmentConfig(Section):
+    """One way to vary the training batches; validation sees the data as it is."""
+
+    name: str = Field(description="noise, scaling, column_dropout or `package.module:function`")
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
 class DataConfig(Section):
     """Where the rows come from, and what is predicted."""
 
@@ -26,6 +33,7 @@ class DataConfig(Section):
     cache_bytes: Positive | None = Field(None, description="the most that the cache may hold")
     target: str = Field("mid", description="name of the column whose change is predicted")
     normalise: bool = Field(True, description="scale each column by its training rows")
+    augment: list[AugmentConfig] = Field(default_factory=list)
 
 
 class WindowsConfig(Section):

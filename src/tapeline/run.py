@@ -32,7 +32,16 @@ from tapeline.store import Shards
 from tapeline.training import TrainStep, evaluate, loop
 from tapeline.training.determinism import keyed_draws, make_deterministic, seed_generators
 from tapeline.training.step import warmup_then
-from tapeline.windows import BatchSource, Form, Loader, Normaliser, Shuffled, WindowIndex
+from tapeline.windows import (
+    BatchSource,
+    Feed,
+    Form,
+    Loader,
+    Normaliser,
+    Shuffled,
+    WindowIndex,
+    named,
+)
 
 Progress = Callable[[int, int], None]
 _INITIALISATION = (2**63, 0)  # keys the first weights; steps are keyed by one small number
@@ -161,14 +170,14 @@ class _Parts:
         make_deterministic(config.training.threads)
         data = config.data
         shards = Shards(data.store, cache=data.cache, cache_bytes=data.cache_bytes)
-        target = shards.column(config.data.target)
+        target = shards.column(data.target)
         windows, training = config.windows, config.training
         everything = WindowIndex(shards, windows.length, windows.horizon)
         fraction = config.validation.fraction
         train, held_out = everything, None
         if fraction:
             train, held_out = everything.split(train=1 - fraction, validation="rest").values()
-        if config.data.normalise and normaliser is None:
+        if data.normalise and normaliser is None:
             normaliser = Normaliser.fit(shards, train)
         model = _build_model(config, windows.length * len(shards.columns))
         return cls(
@@ -183,7 +192,12 @@ class _Parts:
                 train,
                 Shuffled(config.seed),
                 training.batch,
-                form=Form(target, normaliser),
+                form=Form(
+                    target,
+                    normaliser,
+                    augment=tuple(named(a.name, **a.arguments) for a in data.augment),
+                ),
+                feed=Feed(device=training.device),
             ),
             step=TrainStep(
                 model,

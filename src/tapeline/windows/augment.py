@@ -134,19 +134,41 @@ class ColumnDropout:
         return x.masked_fill_(draws.uniform(1, x.shape[2]) < self.share, 0.0), y
 
 
+_KNOWN: dict[str, type[Any]] = {
+    "noise": Noise,
+    "scaling": Scaling,
+    "column_dropout": ColumnDropout,
+}
+
+
 def named(name: str, **arguments: Any) -> Augmentation:
-    """The augmentation `package.module:function`, with arguments that stay the same.
+    """An augmentation by name: noise, scaling, column_dropout, or `package.module:function`.
+
+    Args:
+        name: which.
+        arguments: of the known ones, such as `std`; of a function, those that stay the same.
 
     Raises:
-        WindowError: there is no such function.
+        WindowError: there is none of that name, or it takes other arguments.
     """
+    if name in _KNOWN:
+        try:
+            known: Augmentation = _KNOWN[name](**arguments)
+        except TypeError as error:
+            raise WindowError(
+                f"augmentation {name}",
+                expected=f"arguments {', '.join(_KNOWN[name].__annotations__)}",
+                found=str(error),
+                fix="Correct the arguments",
+            ) from None
+        return known
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise WindowError(
             f"augmentation {name}",
-            expected="an importable `package.module:function`",
+            expected=f"{', '.join(_KNOWN)}, or an importable `package.module:function`",
             found=str(error),
             fix="Install the package, or run from the folder that holds the module",
         ) from None
