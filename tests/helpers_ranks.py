@@ -97,6 +97,41 @@ class Coupled(nn.Module):
         return self.last(self.drop(torch.relu(self.norm(self.first(x)))))
 
 
+class Convolution(nn.Module):
+    """Convolutions over 6 rows of 2 columns, normalised and pooled."""
+
+    def __init__(self):
+        super().__init__()
+        with keyed_draws(CPU, 6):
+            self.layers = nn.Sequential(
+                nn.Conv1d(2, 16, 3, padding=1),
+                nn.BatchNorm1d(16),
+                nn.GELU(),
+                nn.Conv1d(16, 16, 3),
+                nn.Dropout1d(0.2),
+                nn.AdaptiveMaxPool1d(1),
+                nn.Flatten(),
+                nn.Linear(16, 1),
+            )
+
+    def forward(self, x):
+        return self.layers(x.view(len(x), 6, 2).transpose(1, 2))
+
+
+class Attention(nn.Module):
+    """One encoder layer over 6 rows of 2 columns, with dropout inside the attention."""
+
+    def __init__(self):
+        super().__init__()
+        with keyed_draws(CPU, 7):
+            self.embed = nn.Linear(2, 16)
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True)
+            self.last = nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.last(self.layer(self.embed(x.view(len(x), 6, 2))).mean(dim=1))
+
+
 def batches(num, size=24, inputs=12, seed=0):
     """`num` batches x `[size, inputs]`, y `[size]` of a learnable target."""
     generator = torch.Generator().manual_seed(seed)

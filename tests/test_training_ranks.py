@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers_ranks import Coupled, batches, hashes, on_ranks, sha256
+from helpers_ranks import Attention, Convolution, Coupled, batches, hashes, on_ranks, sha256
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -22,9 +22,9 @@ NUM_LANES, STEPS = 8, 100
 EXAMPLE = Path(__file__).parents[1] / "examples" / "lanes_own_loop.py"
 
 
-def built(kind="adamw", bf16=False, seed=3, steps=STEPS, **options):
+def built(kind="adamw", make=Coupled, bf16=False, seed=3, steps=STEPS, **options):
     """A model with dropout and batch normalisation, its optimiser, and a step with everything."""
-    model = Coupled()
+    model = make()
     optimizer = {
         "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, fused=True),
         "adam": lambda p: torch.optim.Adam(p, lr=1e-2, foreach=True),
@@ -59,6 +59,8 @@ VARIANTS = {
     "own rows": (10, {"own_rows_only": True}),
     "adam": (10, {"kind": "adam"}),
     "sgd": (10, {"kind": "sgd"}),
+    "convolution": (10, {"make": Convolution}),
+    "attention": (10, {"make": Attention, "bf16": True}),
 }
 
 
