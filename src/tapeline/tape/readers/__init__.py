@@ -5,6 +5,7 @@ from typing import Final
 from tapeline.tape.readers.base import Head, Reader, Source
 from tapeline.tape.readers.binance import BinanceReader, BinanceTickerReader
 from tapeline.tape.readers.databento import DatabentoReader
+from tapeline.tape.readers.hyperliquid import HyperliquidReader
 from tapeline.tape.readers.lobster import LobsterReader
 from tapeline.tape.readers.orders import OrdersReader, demo_tape
 from tapeline.tape.readers.table import TableReader
@@ -16,6 +17,7 @@ READERS: Final[dict[str, type[Reader]]] = {
         BinanceReader,
         BinanceTickerReader,
         DatabentoReader,
+        HyperliquidReader,
         LobsterReader,
         OrdersReader,
         TableReader,
