@@ -5,6 +5,7 @@ from typing import Final
 from tapeline.tape.readers.base import Head, Reader, Source
 from tapeline.tape.readers.binance import BinanceReader, BinanceTickerReader
 from tapeline.tape.readers.databento import DatabentoReader
+from tapeline.tape.readers.hftbacktest import HftbacktestReader
 from tapeline.tape.readers.hyperliquid import HyperliquidReader
 from tapeline.tape.readers.lobster import LobsterReader
 from tapeline.tape.readers.orders import OrdersReader, demo_tape
@@ -17,6 +18,7 @@ READERS: Final[dict[str, type[Reader]]] = {
         BinanceReader,
         BinanceTickerReader,
         DatabentoReader,
+        HftbacktestReader,
         HyperliquidReader,
         LobsterReader,
         OrdersReader,
