@@ -36,6 +36,18 @@ def noisy(num_inputs):
 
 def not_a_module(num_inputs):
     return 3
+
+def raises(num_inputs):
+    raise KeyError("weights")
+
+def two_outputs(num_inputs):
+    return torch.nn.Linear(num_inputs, 2)
+
+def fails_forward(num_inputs):
+    return torch.nn.Linear(num_inputs + 1, 1)
+
+def no_parameters(num_inputs):
+    return torch.nn.Identity()
 '''
 
 
@@ -44,7 +56,7 @@ def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     write_shards(synthetic_sessions(3, rows=300), folder / "store", "mmap")
     (folder / "noisy_model.py").write_text(MODEL)
-    sys.path.insert(0, str(folder))
+    (folder / "broken_syntax.py").write_text("def net(:")
     yield folder
     sys.path.remove(str(folder))
 
@@ -52,7 +64,7 @@ def workplace(tmp_path_factory):
 def config_of(workplace: Path, *overrides: str) -> RunConfig:
     values = {
         "data": {"store": str(workplace / "store")},
-        "model": {"factory": "noisy_model:noisy"},
+        "model": {"factory": "noisy_model:noisy", "folder": str(workplace)},
         "training": {
             "steps": 60,
             "batch": 32,
@@ -273,6 +285,47 @@ def test_a_store_may_be_moved_and_converted_between_two_lives(workplace, whole, 
     assert result.part_sha256 == whole.part_sha256
 
 
+def test_changed_bytes_are_noticed_before_a_resume(workplace, tmp_path):
+    write_shards(synthetic_sessions(3, rows=300), tmp_path / "store", "mmap")
+    moved = f"data.store={tmp_path / 'store'}"
+    run = killed_at(workplace, "changed-bytes", 10, moved)
+    values = tmp_path / "store" / "mmap" / "values.f32"
+    content = bytearray(values.read_bytes())
+    content[1000] ^= 1
+    values.write_bytes(content)
+    with pytest.raises(RunError, match="expected the bytes that the run was started on, found"):
+        resume(run)
+    assert resume(run, ["data.verify=false"]).steps == 60
+
+
+def test_a_changed_record_is_noticed(workplace):
+    run = killed_at(workplace, "changed-record", 10)
+    record = json.loads((run / "run.json").read_text())
+    record["data"]["normaliser"]["mean"][0] += 1.0
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match="expected the record as it was written, by its hash"):
+        resume(run)
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(workplace):
+    run = killed_at(workplace, "twice", 10)
+    with RunFolder(run, FakeClock()).locked(), pytest.raises(RunError) as caught:
+        resume(run)
+    assert str(caught.value) == (
+        f"{run}: expected a run that no other process trains, found one that is being trained "
+        "now. Wait until that process ends, or stop it."
+    )
+    assert len(RunFolder(run, FakeClock()).attempts()) == 1
+    assert resume(run).steps == 60
+
+
+def test_a_finished_run_that_lost_its_metrics_is_still_finished(workplace):
+    run = workplace / "without-metrics"
+    start(config_of(workplace), run)
+    (run / "metrics" / "rank-0.jsonl").unlink()
+    assert resume(run).as_dict()["loss_last_50"] is None
+
+
 def test_other_data_is_refused(workplace, tmp_path):
     run = killed_at(workplace, "other-data", 10)
     write_shards(synthetic_sessions(3, seed=1, rows=300), tmp_path / "other", "mmap")
@@ -325,6 +378,15 @@ def test_resuming_what_is_no_run(tmp_path):
         ("model.arguments={depth=3}", ConfigError, "unexpected keyword argument 'depth'"),
         ("data.augment=[{name='blur'}]", None, "expected noise, scaling, column_dropout, or an"),
         ("data.augment=[{name='noise'}]", None, "expected arguments std, found"),
+        ("model.factory=noisy_model:raises", ConfigError, "KeyError at "),
+        ("model.factory=noisy_model:two_outputs", TrainingError, "found shape [2, 2]"),
+        ("model.factory=noisy_model:fails_forward", ConfigError, "RuntimeError at "),
+        ("model.factory=noisy_model:no_parameters", TrainingError, "parameters to train"),
+        ("model.factory=broken_syntax:net", ConfigError, "SyntaxError"),
+        ("training.device=gpu", ConfigError, "expected a device that this torch can compute on"),
+        ("training.device=meta", ConfigError, "expected a device that this torch can compute on"),
+        ("training.threads=100000", ConfigError, "key `training.threads`"),
+        ("training.learning_rate=1e38", ConfigError, "key `training.learning_rate`"),
         ("validation.fraction=0.99", None, "split, train: expected at least one window"),
         ("training.accumulate=5", ConfigError, "expected accumulate to divide batch"),
     ],

@@ -50,14 +50,17 @@ def test_the_demo_on_the_real_tape(tmp_path):
 
 
 def test_a_demo_writes_over_a_demo_only(tmp_path):
-    (tmp_path / "thesis.tex").write_text("precious")
+    """`runs/` is where `tapeline train` puts things too: names alone prove nothing."""
+    precious = tmp_path / "runs" / "mine" / "run.json"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("precious")
     with pytest.raises(RunError) as caught:
         run_demo(tmp_path, None, print)
     assert str(caught.value) == (
-        f"{tmp_path}: expected a new folder, or that of an earlier demo, found thesis.tex, which a "
-        "demo doesn't write. Give another folder with --out."
+        f"{tmp_path}: expected a new folder, or that of an earlier demo, found files that no demo "
+        "wrote. Give another folder with --out."
     )
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert precious.read_text() == "precious"
 
 
 @pytest.mark.timeout(300)

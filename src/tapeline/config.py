@@ -15,7 +15,7 @@ from tapeline.configfile import Config, Section
 from tapeline.files import canonical_json
 
 Positive = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, Field(gt=0.0, le=1e30, allow_inf_nan=False)]  # within float32
 
 
 class AugmentConfig(Section):
@@ -31,6 +31,7 @@ class DataConfig(Section):
     store: str = Field(description="folder of a store, relative to the file, or a URL")
     cache: str | None = Field(None, description="folder into which a remote store is decoded")
     cache_bytes: Positive | None = Field(None, description="the most that the cache may hold")
+    verify: bool = Field(True, description="compare all bytes with their hashes before a resume")
     target: str = Field("mid", description="name of the column whose change is predicted")
     normalise: bool = Field(True, description="scale each column by its training rows")
     augment: list[AugmentConfig] = Field(default_factory=list)
@@ -47,6 +48,7 @@ class ModelConfig(Section):
     """What is trained: `factory(num_inputs, **arguments)` returns a torch module."""
 
     factory: str = "tapeline.training.models:perceptron"
+    folder: str | None = Field(None, description="where its module lies; the file's folder")
     arguments: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("factory")
@@ -74,16 +76,16 @@ class TrainingConfig(Section):
     """How it is trained. `batch` is global: accumulation and ranks divide it, never multiply."""
 
     steps: Positive = 300
-    batch: Positive = Field(256, description="windows per step, over all ranks and micro-batches")
+    batch: Annotated[int, Field(gt=0, le=2**24)] = 256  # over all ranks and micro-batches
     accumulate: Positive = Field(1, description="micro-batches per step; divides `batch`")
     learning_rate: PositiveFloat = 1e-3
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0.0, le=1e30, allow_inf_nan=False)] = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     clip_norm: PositiveFloat | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
-    threads: Positive = Field(1, description="threads of torch; other numbers, other bits")
+    threads: Annotated[int, Field(gt=0, le=1024)] = 1  # of torch; other numbers, other bits
     device: str = "cpu"
 
     @model_validator(mode="after")
@@ -145,7 +147,8 @@ class RunConfig(Config):
                 "name": True,
                 "log_every": True,
                 "checkpoint": True,
-                "data": {"store", "cache", "cache_bytes"},
+                "data": {"store", "cache", "cache_bytes", "verify"},
+                "model": {"folder"},
                 "validation": {"every"},
             },
         )
@@ -162,3 +165,6 @@ class RunConfig(Config):
         for key in ("store", "cache"):
             if isinstance(data, dict) and isinstance(path := data.get(key), str):
                 data[key] = path if "://" in path else str((folder / path).absolute())
+        model = values.setdefault("model", {})
+        if isinstance(model, dict) and isinstance(model.setdefault("folder", "."), str):
+            model["folder"] = str((folder / model["folder"]).absolute())

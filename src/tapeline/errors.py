@@ -30,8 +30,8 @@ class TapelineError(ValueError):
         self.where = str(where)
         self.expected = expected
         self.found = found
-        self.fix = fix
-        super().__init__(f"{self.where}: expected {expected}, found {found}. {fix}.")
+        self.fix = fix.rstrip(".")
+        super().__init__(f"{self.where}: expected {expected}, found {found}. {self.fix}.")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments don't survive the default, which matters when a worker raises.

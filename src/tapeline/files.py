@@ -192,7 +192,10 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError
+            records.append(record)
         except ValueError:
             raise RunError(
                 f"{path}, line {number}",

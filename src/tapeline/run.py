@@ -5,7 +5,6 @@ The only place that knows every part. What a part does is decided in its own roo
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tapeline.checkpoint import (
     Checkpointer,
@@ -26,11 +25,12 @@ from tapeline.checkpoint import (
 )
 from tapeline.clock import Clock, SystemClock
 from tapeline.config import RunConfig
-from tapeline.errors import ConfigError, RunError, TrainingError
+from tapeline.errors import RunError, TrainingError
 from tapeline.runs import MetricsJournal, RunFolder, code_state, record
 from tapeline.store import Shards
 from tapeline.training import TrainStep, evaluate, loop
-from tapeline.training.determinism import keyed_draws, make_deterministic, seed_generators
+from tapeline.training.build import build_model, build_optimizer, check_output
+from tapeline.training.determinism import make_deterministic, seed_generators
 from tapeline.training.step import warmup_then
 from tapeline.windows import (
     BatchSource,
@@ -44,7 +44,6 @@ from tapeline.windows import (
 )
 
 Progress = Callable[[int, int], None]
-_INITIALISATION = (2**63, 0)  # keys the first weights; steps are keyed by one small number
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class RunResult:
             "from_step": self.from_step,
             "state_sha256": self.state_sha256,
             "part_sha256": self.part_sha256,
-            "loss_last_50": sum(last) / len(last),
+            "loss_last_50": sum(last) / len(last) if last else None,
             "validation": self.validation,
             "skipped": [{"path": str(s.path), "reason": s.reason} for s in self.skipped],
         }
@@ -101,10 +100,13 @@ def start(
         TapelineError: something in the configuration doesn't fit the data or the folder; nothing
             has been written then.
     """
-    parts = _Parts.build(config, normaliser=None)
     run = RunFolder(folder, clock or SystemClock())
+    run.check_free()
+    parts = _Parts.build(config, normaliser=None)
+    check_output(parts.step.model, parts.source, parts.training)
     run.create(record(config, parts.data(), clock or SystemClock()))
-    return _live(run, parts, progress)
+    with run.locked():
+        return _live(run, parts, progress)
 
 
 def resume(
@@ -140,15 +142,28 @@ def resume(
     parts = _Parts.build(
         config, Normaliser.from_dict(n) if (n := saved["data"]["normaliser"]) else None
     )
-    fingerprint = parts.shards.fingerprint
-    if fingerprint != saved["data"]["fingerprint"]:
+    _check_data(folder, parts, saved["data"])
+    with run.locked():
+        return _live(run, parts, progress)
+
+
+def _check_data(folder: Path, parts: _Parts, saved: dict[str, Any]) -> None:
+    """Compare the data with what the record says of it, and its bytes with its hashes."""
+    shards, config = parts.shards, parts.config.data
+    if shards.fingerprint != saved["fingerprint"]:
         raise RunError(
-            f"{folder}, data {config.data.store}",
-            expected=f"the data of the run, fingerprint {saved['data']['fingerprint']}",
-            found=fingerprint,
+            f"{folder}, data {config.store}",
+            expected=f"the data of the run, fingerprint {saved['fingerprint']}",
+            found=shards.fingerprint,
             fix="Resume with the data it was started on, or start another run",
         )
-    return _live(run, parts, progress)
+    if config.verify and (changed := shards.verify()):
+        raise RunError(
+            f"{folder}, data {config.store}",
+            expected="the bytes that the run was started on",
+            found=changed[0],
+            fix="Restore the store from its source, or start another run",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +194,9 @@ class _Parts:
             train, held_out = everything.split(train=1 - fraction, validation="rest").values()
         if data.normalise and normaliser is None:
             normaliser = Normaliser.fit(shards, train)
-        model = _build_model(config, windows.length * len(shards.columns))
+        seed_generators(config.seed)
+        num_inputs = windows.length * len(shards.columns)
+        model = build_model(config.model, num_inputs, config.seed, training.device)
         return cls(
             config=config,
             shards=shards,
@@ -201,7 +218,7 @@ class _Parts:
             ),
             step=TrainStep(
                 model,
-                _build_optimizer(config, model),
+                build_optimizer(training, model),
                 accumulate=training.accumulate,
                 bf16=training.precision == "bfloat16",
                 clip_norm=training.clip_norm,
@@ -244,49 +261,6 @@ class _Parts:
             },
             "normaliser": self.normaliser.as_dict() if self.normaliser else None,
         }
-
-
-def _build_model(config: RunConfig, num_inputs: int) -> nn.Module:
-    module, _, name = config.model.factory.partition(":")
-    where = f"model.factory = {config.model.factory}"
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            where,
-            expected="an importable `package.module:callable`",
-            found=str(error),
-            fix="Install the package, or run from the folder that holds the module",
-        ) from None
-    device = torch.device(config.training.device)
-    seed_generators(config.seed)
-    with keyed_draws(torch.device("cpu"), config.seed, *_INITIALISATION):
-        try:
-            model = factory(num_inputs, **config.model.arguments)
-        except TypeError as error:
-            raise ConfigError(
-                where,
-                expected="a callable that takes num_inputs and model.arguments",
-                found=str(error),
-                fix="Correct model.arguments, or the callable's parameters",
-            ) from None
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            where,
-            expected="a callable that returns a torch module",
-            found=type(model).__name__,
-            fix="Return an nn.Module",
-        )
-    return model.to(device)
-
-
-def _build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    training = config.training
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    optimizer: torch.optim.Optimizer = kinds[training.optimizer](
-        model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay
-    )
-    return optimizer
 
 
 def _live(run: RunFolder, parts: _Parts, progress: Progress | None) -> RunResult:

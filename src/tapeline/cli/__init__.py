@@ -38,11 +38,13 @@ app.command("demo")(demo)
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
-    sys.path.insert(0, str(Path.cwd()))  # so that `model.factory` finds a module that lies here
+    sys.path.append(str(Path.cwd()))  # for `module:function`; last, so that it hides no package
     try:
         app()
     except TapelineError as error:
         _fail(str(error))
+    except MemoryError as error:
+        _fail(f"memory: {error or 'there is not enough'}. Choose a smaller batch or model.")
     except OSError as error:
         where = error.filename or "the operating system"
         _fail(f"{where}: {error.strerror or error}. Check the path, its permissions and the disk.")

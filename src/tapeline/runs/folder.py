@@ -11,15 +11,20 @@ Plain files, to be read with anything. A life without an end was killed; the nex
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from tapeline.clock import Clock, utc
 from tapeline.errors import RunError
-from tapeline.files import Journal, atomic_write, read_journal
+from tapeline.files import Journal, atomic_write, canonical_json, read_journal
 
 RECORD = "run.json"
 
@@ -42,12 +47,8 @@ class RunFolder:
         """The metrics journal of one rank."""
         return self.path / "metrics" / f"rank-{rank}.jsonl"
 
-    def create(self, record: dict[str, Any]) -> None:
-        """Make the folder and write the record.
-
-        Raises:
-            RunError: something is there already.
-        """
+    def check_free(self) -> None:
+        """Raise a `RunError` if something is here already."""
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise RunError(
                 self.path,
@@ -55,8 +56,41 @@ class RunFolder:
                 found="files already there",
                 fix=f"Resume it with `tapeline resume {self.path}`, or choose another folder",
             )
+
+    def create(self, record: dict[str, Any]) -> None:
+        """Make the folder and write the record, with a hash over itself.
+
+        Raises:
+            RunError: something is here already.
+        """
+        self.check_free()
         self.path.mkdir(parents=True, exist_ok=True)
-        atomic_write(self.path / RECORD, json.dumps(record, indent=2))
+        try:
+            atomic_write(
+                self.path / RECORD, json.dumps({**record, "xxh3": _digest(record)}, indent=2)
+            )
+        except OSError:
+            self.path.rmdir()  # a folder without a record is in the way of the next try
+            raise
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run's one lock; it goes with the process, however that ends.
+
+        Raises:
+            RunError: another process holds it.
+        """
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(
+                    self.path,
+                    expected="a run that no other process trains",
+                    found="one that is being trained now",
+                    fix="Wait until that process ends, or stop it",
+                ) from None
+            yield
 
     def record(self) -> dict[str, Any]:
         """The record.
@@ -69,6 +103,7 @@ class RunFolder:
             values: dict[str, Any] = json.loads(path.read_text())
             if values["format"] != "tapeline run" or values["version"] != 1:
                 raise ValueError
+            written = values.pop("xxh3")
         except OSError as error:
             raise RunError(
                 self.path,
@@ -83,6 +118,13 @@ class RunFolder:
                 found="something else",
                 fix="Restore the file, or start the run anew",
             ) from None
+        if written != _digest(values):
+            raise RunError(
+                path,
+                expected="the record as it was written, by its hash",
+                found="a changed one",
+                fix="Undo the change; settings that may change are given with --set",
+            )
         return values
 
     def attempts(self) -> list[dict[str, Any]]:
@@ -150,3 +192,8 @@ class RunFolder:
             if "losses" in line and attempt in (None, line["attempt"])
             for i, loss in enumerate(line["losses"])
         ]
+
+
+def _digest(record: dict[str, Any]) -> str:
+    as_read = json.loads(json.dumps(record))  # tuples are lists then, and keys are text
+    return xxhash.xxh3_128_hexdigest(canonical_json(as_read).encode())

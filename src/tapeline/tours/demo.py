@@ -29,6 +29,7 @@ from tapeline.tours.killing import resume_to_end, train_and_kill, train_to_end
 from tapeline.windows import WindowIndex
 
 _STEPS, _CHECKPOINT_EVERY = 400, 50
+_MARK = ".tapeline-demo"
 _MADE_HERE = ("store", "runs", "demo.toml", "demo.json", "report.html")
 _CONFIG = f"""\
 name = "demo"
@@ -125,15 +126,16 @@ def run_demo(out: Path, tape: Path | None, say: Callable[[str], None]) -> Demo:
 
 
 def _make_room(out: Path) -> None:
-    strange = {path.name for path in out.iterdir()} - {*_MADE_HERE} if out.is_dir() else set()
-    if strange or (out.exists() and not out.is_dir()):
+    """Delete an earlier demo; only a folder that a demo marked as its own is touched."""
+    if out.exists() and not (out / _MARK).exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(
             out,
             expected="a new folder, or that of an earlier demo",
-            found=f"{min(strange)}, which a demo doesn't write" if strange else "a file",
+            found="files that no demo wrote",
             fix="Give another folder with --out",
         )
     out.mkdir(parents=True, exist_ok=True)
+    (out / _MARK).touch()
     for name in _MADE_HERE:
         path = out / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -89,7 +89,7 @@ def _json(*arguments: str) -> dict[str, Any]:
 
 def _tapeline(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tapeline", *arguments],
+        [sys.executable, "-P", "-m", "tapeline", *arguments],  # -P: no module of the working folder
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -166,7 +166,11 @@ def _training_rows(figures: dict[str, Any]) -> list[list[str | None]]:
             f"{format_ms(prefetch['depth_2']['wait_ms'])}",
             None,
         ],
-        ["of the wait, hidden by reading ahead", format_percent(prefetch["overlap"]), None],
+        [
+            "of the wait, hidden by reading ahead",
+            format_percent(prefetch["overlap"]) if prefetch["overlap"] else "none: busy cores",
+            None,
+        ],
         [
             "windows that mix two instruments",
             f"{instruments['windows_mixing']} of {instruments['windows_examined']:,}",
