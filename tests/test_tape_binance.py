@@ -168,6 +168,7 @@ def test_a_file_that_continues_another_is_read_with_it_and_refused_alone(tmp_pat
     )
     sessions, counts = read([first, second])
     assert [session.key.date for session in sessions] == ["2024-08-08", "2024-08-09"]
+    assert "Put the files into the order of their times" in refusal([second, first])
     rows = tops(sessions[1])
     assert min(rows) == 4_100
     assert rows[4_100] == [61838.5, 1, 61839, 1]
@@ -200,8 +201,8 @@ def test_a_snapshot_that_does_not_meet_the_updates_is_refused(tmp_path):
     path = write(tmp_path / "feed", [snapshot(10, 100, [("1", "1")], [("2", "1")]), *LINES[6:]])
     assert refusal(path) == (
         f"{path}: expected updates that continue a snapshot, found 8 updates from id 126 on, and a "
-        "snapshot of id 100. Record the updates before the snapshot is asked for, and without a "
-        "gap."
+        "snapshot of id 100. Put the files into the order of their times; if they are, no file has "
+        "what lies between, and the recording must begin before the snapshot is asked for."
     )
 
 

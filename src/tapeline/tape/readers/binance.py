@@ -298,7 +298,8 @@ class _Book:
                 source.paths[0],
                 expected="updates that continue a snapshot",
                 found=f"{updates}, and a snapshot of id {self._snapshot_id}",
-                fix="Record the updates before the snapshot is asked for, and without a gap",
+                fix="Put the files into the order of their times; if they are, no file has what "
+                "lies between, and the recording must begin before the snapshot is asked for",
             )
         return TapeError(
             source.paths[0],
