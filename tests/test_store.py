@@ -437,9 +437,25 @@ def test_a_column_is_found_by_name_or_refused(tmp_path: Path) -> None:
     assert shards.column("c2") == 2
     with refused(
         tmp_path / "mmap",
-        "expected a column of c0, c1, c2, found `mid`. Name one of the store's columns.",
+        "expected one of its 3 columns (c0, c1, c2), found `mid`. Name one of the store's columns; "
+        "`columns` lists them.",
     ):
         shards.column("mid")
+    write_shards([np.ones((2, 41))], tmp_path / "wide", "mmap")
+    with refused(
+        tmp_path / "wide" / "mmap",
+        "expected one of its 41 columns (c0, c1, c2, c3, …), found `c400`. Write `c40`, the "
+        "nearest.",
+    ):
+        Shards(tmp_path / "wide").column("c400")
+
+
+def test_the_rows_of_a_mapped_session_are_a_plain_array(tmp_path: Path) -> None:
+    """Slicing a memmap costs a microsecond more, a window at a time."""
+    write_shards([ODD], tmp_path, "mmap")
+    shards = Shards(tmp_path)
+    assert type(shards.values(0)) is np.ndarray
+    assert np.shares_memory(shards.values(0), shards.mm)
 
 
 def test_sessions_of_other_columns_are_refused_with_both_lists_shortened(tmp_path: Path) -> None:

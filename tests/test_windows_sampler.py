@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tapeline.errors import WindowError
 from tapeline.windows import WindowIndex, WindowSampler
 from tapeline.windows.order import permute
+from tapeline.windows.plan import Plan
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=5).filter(lambda n: max(n) >= 5)
 BATCHES = st.integers(1, 60)
@@ -159,7 +160,9 @@ def test_a_state_of_another_order_version_is_refused():
         ({"position": -7}, "position -7, seed 4"),
         ({"position": 1.5}, "position 1.5, seed 4"),
         ({"position": None}, "position None, seed 4"),
+        ({"position": True}, "position True, seed 4"),
         ({"seed": "4x"}, "position 14, seed 4x"),
+        ({"seed": False}, "position 14, seed False"),
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(change, found):
@@ -180,7 +183,49 @@ def test_an_empty_state_is_refused():
         sampler().set_state({})
 
 
-@pytest.mark.parametrize("batch", [0, -1, 2.5])
+@pytest.mark.parametrize("state", [None, [], "state", 3])
+def test_what_is_no_state_is_refused(state):
+    ours = sampler()
+    before = ours.state()
+    with pytest.raises(WindowError) as error:
+        ours.set_state(state)
+    assert str(error.value) == (
+        f"sampler state: expected a mapping of names to values, found {state!r}. Pass what "
+        "`WindowSampler.state()` returned."
+    )
+    assert ours.state() == before
+
+
+def test_a_batch_of_true_is_not_one():
+    state = sampler(batch=1).state()
+    with pytest.raises(WindowError, match=r"\(batch 1\), found batch True"):
+        sampler(batch=1).set_state(state | {"batch": True})
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", None, True])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(WindowError) as error:
+        sampler(seed=seed)
+    assert str(error.value) == (
+        f"seed: expected a whole number, found {seed!r}. Choose another seed."
+    )
+
+
+def test_a_batch_that_no_machine_holds_is_refused():
+    for source in (lambda batch: sampler(batch=batch), lambda batch: Plan(10, batch)):
+        with pytest.raises(WindowError, match=r"batch: expected at most .* Take a smaller batch"):
+            source(10**12)
+    most = (2**31 - 1) // 3
+    assert sampler(batch=most).batch == most
+    with pytest.raises(WindowError) as error:
+        sampler(batch=most + 1)
+    assert str(error.value) == (
+        "batch: expected at most 715,827,882 windows, 2,147,483,647 values, found 715,827,883. "
+        "Take a smaller batch."
+    )
+
+
+@pytest.mark.parametrize("batch", [0, -1, 2.5, True])
 def test_a_batch_holds_a_whole_number_of_windows(batch):
     with pytest.raises(WindowError) as error:
         sampler(batch=batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,14 +98,20 @@ class Shards:
         """The position of a column.
 
         Raises:
-            StoreError: there is none of that name.
+            StoreError: there is none of that name; the nearest is named.
         """
         if name not in self.columns:
+            nearest = difflib.get_close_matches(str(name), self.columns, n=1)
+            some = ", ".join(self.columns[:4]) + (", …" if len(self.columns) > 4 else "")
             raise StoreError(
                 self.folder,
-                expected=f"a column of {', '.join(self.columns)}",
+                expected=f"one of its {len(self.columns)} columns ({some})",
                 found=f"`{name}`",
-                fix="Name one of the store's columns",
+                fix=(
+                    f"Write `{nearest[0]}`, the nearest"
+                    if nearest
+                    else "Name one of the store's columns; `columns` lists them"
+                ),
             )
         return self.columns.index(name)
 

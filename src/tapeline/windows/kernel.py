@@ -1,4 +1,5 @@
-"""The hot loops, compiled by numba: without the interpreter lock, cached on disk.
+"""The hot loops, compiled by numba: without the interpreter lock, cached on disk if
+there is a place for it.
 
 `gather` copies windows into a batch, scaling and casting on the way, and makes the targets;
 `gather_drawn` finds the windows of consecutive positions first. `walk` turns positions into
@@ -7,6 +8,9 @@ windows. What they compute is defined by `make_batch`, by `order.py` and by `ind
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numba
@@ -16,6 +20,24 @@ import numpy.typing as npt
 _U16, _U27, _U30, _U31 = np.uint64(16), np.uint64(27), np.uint64(30), np.uint64(31)
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    """`function` compiled at its first call; kept on disk where numba finds a place for it."""
+    compiler = partial(numba.njit, nogil=True, boundscheck=False)
+    try:
+        return compiler(cache=True)(function)
+    except RuntimeError as error:
+        if "no locator" not in str(error):
+            raise
+    # One text and one line for all functions, so that it is said once.
+    warnings.warn(
+        "tapeline compiles its loops anew in each process, which takes seconds: neither its own "
+        "folder nor the home folder can be written to. Set NUMBA_CACHE_DIR to a folder that can.",
+        RuntimeWarning,
+        stacklevel=1,
+    )
+    return compiler()(function)
 
 
 @numba.njit(inline="always")
@@ -119,7 +141,7 @@ def _fill(
             y[b, t] = flat[target] - flat[last] if target < len(flat) else np.float32(np.nan)
 
 
-@numba.njit(nogil=True, cache=True, boundscheck=False)
+@_compiled
 def gather(
     flat: npt.NDArray[np.float32],
     rows: npt.NDArray[np.int64],
@@ -147,7 +169,7 @@ def gather(
     _fill(flat, rows, columns, length, targets, scaling, x, y)
 
 
-@numba.njit(nogil=True, cache=True, boundscheck=False)
+@_compiled
 def gather_drawn(
     flat: npt.NDArray[np.float32],
     blocks: npt.NDArray[np.int64],
@@ -184,7 +206,7 @@ def gather_drawn(
     gather(flat, rows, columns, length, targets, scaling, x, y)
 
 
-@numba.njit(nogil=True, cache=True, boundscheck=False)
+@_compiled
 def walk(
     words: npt.NDArray[np.uint64],
     num: np.uint64,

@@ -8,13 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from tapeline.errors import WindowError
 from tapeline.windows.index import whole
 from tapeline.world import World
 
 Tail = Literal["seamless", "drop", "short", "pad"]
+
+MAX_VALUES: Final = 2**31 - 1  # of a batch: what its pieces are counted with on a device
+
+
+def checked_batch(batch: int, values: int = 1) -> int:
+    """`batch` as an int, if so many windows of `values` numbers each are a batch.
+
+    Raises:
+        WindowError: it isn't a whole number of 1 or more, or they are more than `MAX_VALUES`.
+    """
+    most = max(1, MAX_VALUES // values)
+    if whole("batch", batch) > most:
+        raise WindowError(
+            "batch",
+            expected=f"at most {most:,} windows, {MAX_VALUES:,} values",
+            found=f"{batch:,}",
+            fix="Take a smaller batch",
+        )
+    return int(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +48,8 @@ class Plan:
             "pad": it is filled up with zeros, and a mask says what is real.
 
     Raises:
-        WindowError: `batch` below 1, an unknown `tail`, or "drop" would drop everything.
+        WindowError: `batch` below 1 or above `MAX_VALUES`, an unknown `tail`, or "drop" would
+            drop everything.
     """
 
     num: int
@@ -37,7 +57,7 @@ class Plan:
     tail: Tail = "seamless"
 
     def __post_init__(self) -> None:
-        whole("batch", self.batch)
+        checked_batch(self.batch)
         if self.tail not in get_args(Tail):
             raise WindowError(
                 "tail",

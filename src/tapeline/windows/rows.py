@@ -205,7 +205,7 @@ def gap_rows(times: Int64Array, max_gap_ns: int | None) -> Int64Array:
 
 def whole(name: str, value: int, least: int = 1) -> int:
     """`value` as an int, if it is a whole number of at least `least`."""
-    if not isinstance(value, Integral) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise WindowError(
             name,
             expected=f"a whole number, {least} or more",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from numbers import Integral
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,8 @@ import numpy.typing as npt
 from tapeline.errors import WindowError
 from tapeline.session import Int64Array
 from tapeline.windows import order
-from tapeline.windows.index import WindowIndex, whole
-from tapeline.windows.plan import Plan
+from tapeline.windows.index import WindowIndex
+from tapeline.windows.plan import Plan, checked_batch
 
 
 class WindowSampler:
@@ -30,7 +31,8 @@ class WindowSampler:
         seed: of the order; any whole number.
 
     Raises:
-        WindowError: `batch` below 1, or no session is long enough for one window.
+        WindowError: `batch` below 1 or of more than 2³¹ − 1 rows, a seed that isn't whole, or no
+            session is long enough for one window.
     """
 
     def __init__(
@@ -46,7 +48,11 @@ class WindowSampler:
             if isinstance(lengths, WindowIndex)
             else WindowIndex.from_lengths(lengths, T, horizon)
         )
-        self.batch = whole("batch", batch)
+        self.batch = checked_batch(batch, self.index.T)
+        if not _is_whole(seed):
+            raise WindowError(
+                "seed", expected="a whole number", found=repr(seed), fix="Choose another seed"
+            )
         self.seed = int(seed)
         self._position = 0  # windows delivered since the start of epoch 0
 
@@ -91,10 +97,17 @@ class WindowSampler:
             WindowError: the state belongs to other windows, another batch size or another order;
                 nothing is changed then.
         """
+        if not isinstance(state, Mapping):
+            raise WindowError(
+                "sampler state",
+                expected="a mapping of names to values",
+                found=repr(state)[:80],
+                fix="Pass what `WindowSampler.state()` returned",
+            )
         differing = {
             name: (state.get(name), value)
             for name, value in self._identity().items()
-            if state.get(name) != value
+            if state.get(name) != value or isinstance(state[name], bool)
         }
         if differing:
             saved = ", ".join(f"{name} {old}" for name, (old, _) in differing.items())
@@ -106,14 +119,14 @@ class WindowSampler:
                 fix="Resume with the data, T, horizon and batch of the saved run, or start anew",
             )
         position, seed = state.get("position"), state.get("seed")
-        if not isinstance(position, int) or not isinstance(seed, int) or position < 0:
+        if not _is_whole(position) or not _is_whole(seed) or position < 0:
             raise WindowError(
                 "sampler state",
                 expected="a whole position, 0 or more, and a whole seed",
                 found=f"position {position}, seed {seed}",
                 fix="Pass what `WindowSampler.state()` returned",
             )
-        self._position, self.seed = position, seed
+        self._position, self.seed = int(position), int(seed)
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -124,3 +137,7 @@ class WindowSampler:
             "fingerprint": self.index.fingerprint(),
             "order": order.VERSION,
         }
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
