@@ -47,6 +47,36 @@ def test_five_steps_saved_and_five_more_are_ten(tmp_path: Path):
     assert state_sha256(resumed.capture()) == state_sha256(Run(seed=1).train(10).capture())
 
 
+def test_a_state_that_is_given_up_is_taken_over_and_continues_bitwise(tmp_path: Path):
+    expected = state_sha256(Run(seed=1).train(10).capture())
+    for give_up in (False, True):
+        state = through_disk(Run(seed=1).train(5).capture(), tmp_path)
+        before = state_sha256(state)
+        run = Run(seed=2)
+        restore_state(
+            state,
+            run.model,
+            run.optimizer,
+            scheduler=run.scheduler,
+            sampler=run.sampler,
+            give_up=give_up,
+        )
+        run.num_steps = 5
+        moment = run.optimizer.state[run.model[0].weight]["exp_avg"]
+        saved = state.tensors["optimizer/state/0.weight/exp_avg"]
+        assert (moment.data_ptr() == saved.data_ptr()) is give_up
+        assert state_sha256(run.train(5).capture()) == expected
+        assert (state_sha256(state) == before) is not give_up
+
+
+def test_tensors_of_whole_cache_lines_lie_as_torch_puts_them(tmp_path: Path):
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(3, 5), nn.BatchNorm1d(5)).bfloat16()
+    state = through_disk(capture_state(model, None, step=1), tmp_path)
+    for tensor in state.tensors.values():
+        assert tensor.data_ptr() % tensor.element_size() == 0
+        assert tensor.data_ptr() % 64 == 0 or tensor.nbytes % 64
+
+
 def test_weights_alone_do_not_continue_bitwise(tmp_path: Path):
     expected = state_sha256(Run(seed=1).train(10).capture())
     state = through_disk(Run(seed=1).train(5).capture(), tmp_path)

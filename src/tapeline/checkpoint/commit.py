@@ -16,8 +16,7 @@ At each instant the name leads to the old commit whole or to the new one whole. 
 (fsync) is there: of a file, because a rename may reach the disk before the bytes of what it
 names; of the folder, because a flushed file may still lack its name there; of the folder above
 (or again), because the rename itself may be lost, and the caller goes on to delete older
-checkpoints. The first group has no order among itself and is flushed at once: on a journalling
-file system they wait for the same commit of the journal, so three cost about as much as one.
+checkpoints. Four flushes in all, and none twice: for a small state they are most of the time.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ import json
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -266,7 +264,8 @@ def _write_all(
         streams[-1].flush()
         names = os.open(folder, os.O_RDONLY)
         opened.callback(os.close, names)
-        _fsync_together([*(stream.fileno() for stream in streams), names])
+        for descriptor in (*(stream.fileno() for stream in streams), names):
+            os.fsync(descriptor)
     return manifest
 
 
@@ -283,32 +282,6 @@ def _write_file(stream: IO[bytes], source: Source) -> FileEntry:
         size += len(chunk)
     stream.flush()
     return FileEntry(bytes=size, xxh3_128=hashed.hexdigest())
-
-
-def _fsync_together(descriptors: list[int]) -> None:
-    failures: list[OSError] = []
-
-    def flush(descriptor: int) -> None:
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            failures.append(error)
-
-    first, *others = descriptors
-    threads = [threading.Thread(target=flush, args=(other,)) for other in others]
-    try:
-        for thread, other in zip(threads, others, strict=True):
-            try:
-                thread.start()
-            except RuntimeError:  # an interpreter that is ending may start no more of them
-                flush(other)
-        flush(first)
-    finally:
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-    if failures:
-        raise failures[0]
 
 
 def _unused(names: list[str], taken: set[str]) -> list[str]:

@@ -4,7 +4,8 @@ Covers: the layout of the bytes, and tensors as views of bytes that were read. D
 where the bytes go. One file, since each file of a commit has to be flushed for itself.
 
 The format (https://github.com/huggingface/safetensors#format): an eight-byte length, a JSON
-header padded with blanks, and the tensors, here widest element first so that each is aligned.
+header padded with blanks, and the tensors without a gap. They are ordered by the largest power of
+two that divides their size, so that each is aligned to that power, or to 64 bytes beyond.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from typing import Any
 
 import torch
 
-from tapeline.checkpoint.state import State, tensor_bytes
+from tapeline.checkpoint.state import ALIGNMENT_BYTES, State, tensor_bytes
 from tapeline.checkpoint.tree import DTYPE_NAMES
 from tapeline.files import canonical_json
 
-_ALIGNMENT_BYTES = 64
 _METADATA = "__metadata__"
 _VALUES = "tapeline_values"
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -45,7 +45,7 @@ class Layout:
     def of(cls, state: State) -> Layout:
         """Lay out a state."""
         tensors = state.tensors
-        names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        names = sorted(tensors, key=lambda name: (-_alignment(tensors[name].nbytes), name))
         fields: dict[str, Any] = {_METADATA: {_VALUES: canonical_json(state.values)}}
         end = 0
         starts = {}
@@ -59,7 +59,7 @@ class Layout:
                 "data_offsets": [starts[name], end],
             }
         text = json.dumps(fields, separators=(",", ":")).encode()
-        text += b" " * (-(8 + len(text)) % _ALIGNMENT_BYTES)
+        text += b" " * (-(8 + len(text)) % ALIGNMENT_BYTES)
         header = len(text).to_bytes(8, "little") + text
         return cls(header, {name: len(header) + s for name, s in starts.items()}, len(header) + end)
 
@@ -90,6 +90,10 @@ def decode(data: torch.Tensor) -> State:
     if not isinstance(values, dict):
         raise ValueError("no values in the header")
     return State(tensors, values)
+
+
+def _alignment(num_bytes: int) -> int:
+    return min(ALIGNMENT_BYTES, num_bytes & -num_bytes) if num_bytes else ALIGNMENT_BYTES
 
 
 def _view(

@@ -37,7 +37,7 @@ def load_checkpoint(
             set of parts. Nothing has been modified then.
     """
     state = load_state(path)
-    restore_state(state, model, optimizer, sampler=sampler)
+    restore_state(state, model, optimizer, sampler=sampler, give_up=True)
     return state.step
 
 
