@@ -61,6 +61,59 @@ def info(root: Root, fmt: Format = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def windows(
+    root: Root,
+    length: Annotated[int, typer.Option(help="Rows in a window.")] = 20,
+    horizon: Annotated[
+        list[int] | None,
+        typer.Option(help="Rows from a window to its target, 10 by default; may be repeated."),
+    ] = None,
+    stride: Annotated[int, typer.Option(help="Rows from one start to the next.")] = 1,
+    any_target: Annotated[
+        bool, typer.Option("--any-target", help="Count windows that lack longer horizons' targets.")
+    ] = False,
+    instrument: Annotated[
+        list[str] | None, typer.Option(help="Only sessions of this one; may be repeated.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Count the windows of a store, and say why other rows start none.
+
+    Example: tapeline store windows stores/btcusd --length 100 --horizon 10 --horizon 50
+    """
+    import numpy as np
+
+    from tapeline.report import Table, print_table
+    from tapeline.report.tables import Cell
+    from tapeline.store import Shards
+    from tapeline.windows import REASONS, WindowIndex, select
+
+    shards = Shards(root)
+    sessions = select(shards, instruments=instrument) if instrument else None
+    index = WindowIndex(
+        shards,
+        length,
+        horizon or 10,
+        stride,
+        sessions=sessions,
+        targets="any" if any_target else "all",
+    )
+    audit = index.audit()
+    if as_json:
+        print_json({"store": str(root), **audit.as_dict()})
+        return
+    say(f"{shards.folder}: {index.num_windows:,} windows of {int(audit.rows.sum()):,} rows")
+    lost = {reason: total for reason, total in audit.totals().items() if total}
+    why: list[list[Cell]] = [[reason, total, REASONS[reason]] for reason, total in lost.items()]
+    print_table(Table(["reason", "rows that start no window", "why"], why, "counted once each"))
+    numbers = np.stack([audit.rows, audit.windows, *(audit.lost[reason] for reason in lost)])
+    rows: list[list[Cell]] = [
+        [name, *row] for name, row in zip(audit.sessions, numbers.T.tolist(), strict=True)
+    ]
+    print_table(Table(["session", "rows", "windows", *lost], rows, str(shards.folder)))
+
+
+@app.command()
 def verify(root: Root, fmt: Format = None, as_json: Json = False) -> None:
     """Read every byte and compare it with the hashes in the index; exit 2 if one differs.
 
