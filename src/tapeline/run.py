@@ -328,7 +328,13 @@ def _restore(checkpointer: Checkpointer, parts: _Parts) -> tuple[int, tuple[Skip
     if newest.path is None and not newest.skipped:
         return 0, ()
     loaded = checkpointer.load(expect=parts.identity())
-    restore_state(loaded.state, parts.step.model, parts.step.optimizer, sampler=parts.loader)
+    restore_state(
+        loaded.state,
+        parts.step.model,
+        parts.step.optimizer,
+        sampler=parts.loader,
+        give_up=True,
+    )
     return loaded.state.step, loaded.skipped
 
 
