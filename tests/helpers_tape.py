@@ -29,7 +29,7 @@ class Given(Reader):
     looks_for = "nothing"
 
     def __init__(self, blocks: list[Any]) -> None:
-        super().__init__(Source([], Counts()), None)
+        super().__init__(Source([], Counts(), max_lifted_share=1), None)
         self._blocks = blocks
 
     @classmethod

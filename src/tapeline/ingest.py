@@ -60,6 +60,7 @@ class Reading:
         grid, policy: the format's own if None.
         options: of the reader.
         max_unreadable_share: largest share of lines that may be left out.
+        max_lifted_share: largest share of events that may be out of the order of time.
         derive: names of derived columns, computed once, here.
     """
 
@@ -70,6 +71,7 @@ class Reading:
     policy: Policy | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     max_unreadable_share: float = 0.001
+    max_lifted_share: float = 0.01
     derive: tuple[str, ...] = ()
 
 
@@ -86,6 +88,7 @@ class IngestConfig(Config):
         crossed, locked, one_sided, hold_s, stale_cross_s: as `Policy` takes them.
         options: of the reader.
         max_unreadable_share: largest share of lines that may be left out.
+        max_lifted_share: largest share of events that may be out of the order of time.
         derive: derived columns: known names, or `module:function`.
     """
 
@@ -107,6 +110,7 @@ class IngestConfig(Config):
     stale_cross_s: float | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     max_unreadable_share: float = 0.001
+    max_lifted_share: float = 0.01
     derive: list[str] = Field(default_factory=list)
 
     def reading(self, files: Files) -> Reading:
@@ -124,6 +128,7 @@ class IngestConfig(Config):
             policy=dataclasses.replace(kind.policy, **self._given(*_POLICY)),
             options=self.options,
             max_unreadable_share=self.max_unreadable_share,
+            max_lifted_share=self.max_lifted_share,
             derive=tuple(self.derive),
         )
 
@@ -274,6 +279,7 @@ def _read(
             policy=reading.policy,
             options=reading.options,
             max_unreadable_share=reading.max_unreadable_share,
+            max_lifted_share=reading.max_lifted_share,
             progress=progress,
         )
         yield from derive(tape, wanted) if wanted else tape

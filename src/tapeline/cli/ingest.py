@@ -51,7 +51,7 @@ def ingest(
 
     Reading the same files again changes nothing. --set sets step_s, depth, max_age_s, age_column,
     crossed, locked, one_sided, hold_s, stale_cross_s, pre, post, night_from, weekends,
-    max_unreadable_share, and options.NAME of the reader.
+    max_unreadable_share, max_lifted_share, derive, and options.NAME of the reader.
 
     Example: tapeline ingest orders.csv.gz --instrument BTCUSD --out stores/btcusd
     """

@@ -1,11 +1,10 @@
 """From market data files to sessions.
 
-Covers which reader a file gets, the order of times, the cut into sessions, and the account of it
-all. Does not cover formats (`readers`), the rules of sessions (`sessions`) or rows (`grid`).
+Covers which reader a file gets, the cut into sessions, and the account of it all. Does not cover
+formats (`readers`), the order of times (`timeline`), the rules of sessions (`sessions`) or rows
+(`grid`).
 
-A time earlier than one already reached is lifted to it, and counted: what stands later in a file
-was not known earlier. Memory is bounded by a block, the resting orders of a book, and the rows of
-one session.
+Memory is bounded by a block, the resting orders of a book, and the rows of one session.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tapeline.errors import TapeError
-from tapeline.session import Int64Array, Session
-from tapeline.tape.blocks import Block, BookStates, LevelEvents, OrderEvents, TableRows
+from tapeline.session import Session
+from tapeline.tape.blocks import Block, BookStates, OrderEvents, TableRows
 from tapeline.tape.grid import GridOptions, Policy, Rows, book_columns
 from tapeline.tape.readers import READERS
 from tapeline.tape.readers.base import Head, Reader, Source, joined
@@ -29,6 +26,7 @@ from tapeline.tape.replay import LevelReplay, OrderReplay, Replay
 from tapeline.tape.report import Counts, EvictedOrder, TapeReport
 from tapeline.tape.sessions import Sessions, Span
 from tapeline.tape.states import StateGrid
+from tapeline.tape.timeline import Timeline
 
 Paths = Path | str | Sequence[Path | str]
 
@@ -82,8 +80,7 @@ class Tape:
         self._span: Span | None = None
         self._seen: set[tuple[str, int]] = set()
         self._has_begun = False
-        self._last_raw_ns = 0
-        self._first_ns = self._last_ns = 0
+        self._timeline = Timeline(reader.source)
         self._last_in_span_ns = 0
         self._report: TapeReport | None = None
 
@@ -121,10 +118,7 @@ class Tape:
         self._report = self._account(num_sessions)
 
     def _all(self) -> Iterator[Session]:
-        for block in self.reader.blocks():
-            if not len(block.times_ns):
-                continue
-            block = _with_times(block, self._lifted(block.times_ns))
+        for block in self._timeline.settle(self.reader.blocks()):
             if self._sink is None:
                 self._sink = self._sink_for(block)
             for start, stop, span in self._sessions.cut(block.times_ns):
@@ -148,16 +142,6 @@ class Tape:
             )
         kind = OrderReplay if isinstance(block, OrderEvents) else LevelReplay
         return kind(self._grid, self._policy, self._counts)
-
-    def _lifted(self, times_ns: Int64Array) -> Int64Array:
-        """The times with none earlier than one before it."""
-        before = np.concatenate([[self._last_raw_ns], times_ns[:-1]])
-        lifted = np.maximum.accumulate(np.maximum(times_ns, self._last_ns))
-        self._counts.times_stepped_back += int(np.count_nonzero(times_ns < before))
-        self._counts.times_lifted += int(np.count_nonzero(lifted > times_ns))
-        self._first_ns = self._first_ns or int(lifted[0])
-        self._last_raw_ns, self._last_ns = int(times_ns[-1]), int(lifted[-1])
-        return lifted
 
     def _open(self, block: Block, span: Span | None) -> None:
         self._has_begun, self._span, self._rows = True, span, None
@@ -214,8 +198,8 @@ class Tape:
             format=self.reader.name,
             instrument=self.instrument,
             detected=self.reader.detected(),
-            first_ns=self._first_ns,
-            last_ns=self._last_ns,
+            first_ns=self._timeline.first_ns,
+            last_ns=self._timeline.last_ns,
             num_sessions=num_sessions,
             counts=self._counts,
             first_unreadable=source.first_unreadable,
@@ -233,6 +217,7 @@ def read_tape(
     policy: Policy | None = None,
     options: Mapping[str, Any] | None = None,
     max_unreadable_share: float = 0.001,
+    max_lifted_share: float = 0.01,
     progress: Progress | None = None,
 ) -> Tape:
     """Read market data files as sessions of rows on a grid, without look-ahead.
@@ -246,6 +231,8 @@ def read_tape(
         policy: rows of a book that shows no market; the format's own default if None.
         options: of the reader: what it would detect, or can't know.
         max_unreadable_share: largest share of lines that may be left out.
+        max_lifted_share: largest share of events that may be out of the order of time: taken as of
+            a later time already reached, or left out as far ahead of both their neighbours.
         progress: called with the bytes read and the bytes of the file.
 
     Returns:
@@ -268,7 +255,9 @@ def read_tape(
             fix="Read files of different formats one by one",
         )
     kind = kinds[0]
-    source = Source(files, Counts(), max_unreadable_share, progress)
+    source = Source(
+        files, Counts(), max_unreadable_share, progress, max_lifted_share=max_lifted_share
+    )
     return Tape(
         kind(source, _options(kind, options or {})),
         instrument,
@@ -295,7 +284,11 @@ def read_orders(
     Raises:
         TapeError: the file can't be read as what it claims to be, or gives no valid row.
     """
-    share = options.pop("max_unreadable_share", 0.001)
+    shares = {
+        name: options.pop(name)
+        for name in ("max_unreadable_share", "max_lifted_share")
+        if name in options
+    }
     tape = read_tape(
         path,
         format="orders",
@@ -304,8 +297,8 @@ def read_orders(
         grid=grid,
         policy=policy,
         options=options,
-        max_unreadable_share=share,
         progress=progress,
+        **shares,
     )
     return list(tape), tape.report
 
@@ -339,9 +332,3 @@ def _options(kind: type[Reader], given: Mapping[str, Any]) -> Any:
                 fix=f"Write {nearest[0]}, the nearest" if nearest else "Leave it out",
             )
     return kind.Options(**given)
-
-
-def _with_times(block: Block, times_ns: Int64Array) -> Block:
-    if isinstance(block, OrderEvents | LevelEvents):
-        return block._replace(times_ns=times_ns)
-    return dataclasses.replace(block, times_ns=times_ns)

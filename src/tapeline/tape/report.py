@@ -24,6 +24,7 @@ class Counts:
         states_crossed, states_locked, states_one_sided: of these, the ones that show no market.
         times_stepped_back: lines with an earlier time than the line before.
         times_lifted: lines taken as of the latest time so far, being earlier than it.
+        events_stray: events left out, of a time far ahead of those on both sides.
         deletes_unknown: deletes of an order that was never created.
         deletes_before_create: deletes whose create came after them; neither took effect.
         changes_unknown: changes of an unknown order, taken as creates.
@@ -59,6 +60,7 @@ class Counts:
     states_one_sided: int = 0
     times_stepped_back: int = 0
     times_lifted: int = 0
+    events_stray: int = 0
     deletes_unknown: int = 0
     deletes_before_create: int = 0
     changes_unknown: int = 0
@@ -195,6 +197,7 @@ class TapeReport:
             (counts.lines_unreadable, "lines unreadable, left out"),
             (counts.times_stepped_back, "times stepped back"),
             (counts.times_lifted, "events taken as of a later time, already reached"),
+            (counts.events_stray, "events of a time far ahead of both neighbours, left out"),
             (counts.deletes_unknown, "deletes of an order never created, ignored"),
             (counts.deletes_before_create, "deletes before their create, both ignored"),
             (counts.changes_unknown, "changes of an unknown order, taken as creates"),

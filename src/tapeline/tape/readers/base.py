@@ -81,6 +81,7 @@ class Source:
         max_unreadable_share: largest share of lines that may be left out.
         progress: to be called with the bytes read and the bytes of the file.
         first_unreadable: number and text of the first line left out.
+        max_lifted_share: largest share of events that may be out of the order of time.
     """
 
     paths: list[Path]
@@ -88,6 +89,7 @@ class Source:
     max_unreadable_share: float = 0.001
     progress: Progress | None = None
     first_unreadable: str | None = None
+    max_lifted_share: float = 0.01
 
     def close(self, path: Path, unreadable: Unreadable, num_readable: int) -> None:
         """Account for the lines of one file.
