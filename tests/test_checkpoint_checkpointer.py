@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 
 from tapeline.checkpoint import (
     Checkpointer,
+    Shelf,
     State,
     read_manifest,
     state_sha256,
     verify,
 )
-from tapeline.checkpoint.retain import steps_to_delete
+from tapeline.checkpoint.drain import Drain
+from tapeline.checkpoint.durable import DurableTier, Marker
+from tapeline.checkpoint.retain import Held, Retention, to_delete
 from tapeline.checkpoint.save import commit_source
 from tapeline.clock import FakeClock
 from tapeline.errors import CheckpointError
@@ -216,7 +220,58 @@ steps = st.sets(st.integers(0, 30), max_size=8)
 @given(steps, steps, st.integers(1, 5))
 def test_retention_keeps_the_newest_verified(verified: set[int], others: set[int], keep: int):
     others -= verified
-    deleted = steps_to_delete(verified, others, keep=keep)
+    held = [Held(step, verified=step in verified) for step in verified | others]
+    deleted = to_delete(held, Retention(last=keep))
     left = verified - set(deleted)
     assert left == set(sorted(verified)[-keep:])
     assert set(deleted) - verified == {step for step in others if left and step < min(left)}
+
+
+def test_the_best_and_the_tagged_stay(tmp_path: Path):
+    checkpoints = Checkpointer(tmp_path, keep=Retention(last=1, best=1))
+    for step, metric in ((1, 3.0), (2, 2.0), (3, None), (4, 2.5), (5, 9.0)):
+        checkpoints.save(state_at(step), metadata={"metric": metric})
+        if step == 1:
+            Shelf(tmp_path).tag(1, "first")
+    checkpoints.wait()
+    kept = ["step-00000001", "step-00000002", "step-00000005"]
+    assert names(tmp_path) == [*kept, "tags"]
+    assert Shelf(tmp_path).tags() == {"first": 1}
+    with pytest.raises(CheckpointError, match="expected a checkpoint folder, found nothing"):
+        Shelf(tmp_path).tag(3, "gone")
+
+
+def test_what_was_passed_over_neither_stands_in_the_way_nor_counts(tmp_path: Path):
+    for step in (5, 10, 15):
+        save(Checkpointer(tmp_path), step)
+    checkpoints = Checkpointer(tmp_path, keep=2)
+    checkpoints.resumed_from(5)
+    save(checkpoints, 7)
+    assert names(tmp_path) == [f"step-{step:08d}" for step in (5, 7, 10, 15)]
+    save(checkpoints, 15)
+    save(checkpoints, 16)
+    assert names(tmp_path) == ["step-00000015", "step-00000016"]
+    with pytest.raises(CheckpointError, match="found step 16 here already"):
+        save(checkpoints, 12)
+
+
+def test_what_waits_for_the_drain_is_not_deleted(tmp_path: Path):
+    copying, go_on = threading.Event(), threading.Event()
+
+    class SlowTier(DurableTier):
+        def copy(self, folder: Path) -> Marker:
+            copying.set()
+            assert go_on.wait(30)
+            return super().copy(folder)
+
+    tier = SlowTier(tmp_path / "far")
+    with Drain(tier, lambda _: None) as drain:
+        checkpoints = Checkpointer(tmp_path / "near", keep=1, drain=drain)
+        checkpoints.save(state_at(1), durable=True)
+        assert copying.wait(30)
+        save(checkpoints, 2)
+        assert names(tmp_path / "near") == ["step-00000001", "step-00000002"]
+        go_on.set()
+    assert tier.steps() == [1]
+    save(checkpoints, 3)
+    assert names(tmp_path / "near") == ["step-00000003"]

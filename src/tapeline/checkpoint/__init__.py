@@ -1,9 +1,10 @@
 """Checkpoints: all state of a run, committed whole, verified before use."""
 
-from tapeline.checkpoint.checkpointer import Checkpointer, Entry, Loaded, Newest, Skipped
+from tapeline.checkpoint.checkpointer import Checkpointer
 from tapeline.checkpoint.commit import Manifest, read_manifest, verify
 from tapeline.checkpoint.load import load_checkpoint, load_state
 from tapeline.checkpoint.save import save_checkpoint, save_state
+from tapeline.checkpoint.shelf import Entry, Loaded, Newest, Shelf, Skipped
 from tapeline.checkpoint.state import (
     State,
     capture_state,
@@ -21,6 +22,7 @@ __all__ = [
     "Manifest",
     "Newest",
     "SaveStats",
+    "Shelf",
     "Skipped",
     "State",
     "capture_state",

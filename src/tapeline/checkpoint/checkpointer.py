@@ -14,66 +14,25 @@ The highest step decides which is newest, never a modification time or the order
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tapeline.checkpoint.background import Background
-from tapeline.checkpoint.commit import Manifest, Source, check_metadata, read_manifest, verify
+from tapeline.checkpoint.commit import Source
 from tapeline.checkpoint.direct import LARGE_BYTES
+from tapeline.checkpoint.drain import Drain
 from tapeline.checkpoint.encoding import Layout, encode
-from tapeline.checkpoint.load import load_state
-from tapeline.checkpoint.retain import steps_to_delete
+from tapeline.checkpoint.retain import Retention
 from tapeline.checkpoint.save import commit_source, disk_errors_told
+from tapeline.checkpoint.shelf import Entry, Loaded, Newest, Shelf
 from tapeline.checkpoint.snapshot import Image, Snapshot
 from tapeline.checkpoint.state import State
 from tapeline.checkpoint.stats import Counters, SaveStats
 from tapeline.clock import Clock, SystemClock
 from tapeline.errors import CheckpointError
-from tapeline.files import ASIDE, aside
-
-_STEP_NAME = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(rf"{re.escape(ASIDE)}step-(\d{{8,}})\.")
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A checkpoint that was not used."""
-
-    path: Path
-    reason: str
-
-
-@dataclass(frozen=True)
-class Newest:
-    """The newest checkpoint that verifies, if any, and the newer ones that don't."""
-
-    path: Path | None
-    skipped: tuple[Skipped, ...]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The state of the newest checkpoint that verifies, and the newer ones that don't."""
-
-    state: State
-    path: Path
-    skipped: tuple[Skipped, ...]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A committed checkpoint as its manifest describes it; its data has not been read."""
-
-    step: int
-    path: Path
-    num_bytes: int
-    created_ns: int
-    metadata: Mapping[str, Any]
 
 
 class Checkpointer:
@@ -84,12 +43,14 @@ class Checkpointer:
 
     Args:
         folder: made at the first save.
-        keep: how many verified checkpoints stay.
+        keep: how many verified checkpoints stay, or the rule for them. "Best" compares the
+            `metric` in their metadata.
         metadata: what they belong to, stored in each manifest: run, config hash, code, data
             fingerprint.
         clock: where the times of the saves are read.
         when_busy: what a save does that finds one in flight, "wait" or "skip".
         background_from_bytes: states of this size or more are written in the background.
+        drain: where saves that ask for it are copied on to; what waits there is not deleted.
 
     Raises:
         CheckpointError: `keep` is below 1, or `when_busy` is neither.
@@ -99,13 +60,14 @@ class Checkpointer:
         self,
         folder: str | Path,
         *,
-        keep: int = 3,
+        keep: int | Retention = 3,
         metadata: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
         when_busy: Literal["wait", "skip"] = "wait",
         background_from_bytes: int = LARGE_BYTES,
+        drain: Drain | None = None,
     ) -> None:
-        if keep < 1:
+        if isinstance(keep, int) and keep < 1:
             raise CheckpointError(
                 "keep", expected="at least 1", found=str(keep), fix="Keep one checkpoint or more"
             )
@@ -117,12 +79,13 @@ class Checkpointer:
                 fix="Choose one of the two",
             )
         self.folder = Path(folder)
-        self._keep = keep
+        self._shelf = Shelf(self.folder)
+        self._retention = Retention(last=keep) if isinstance(keep, int) else keep
         self._metadata = dict(metadata or {})
         self._clock = clock or SystemClock()
         self._when_busy = when_busy
         self._background_from_bytes = background_from_bytes
-        self._verified: set[int] = set()
+        self._drain = drain
         self._snapshot = Snapshot()
         self._write = Background("checkpoint write")
         self._deletion = Background("checkpoint deletion")
@@ -140,13 +103,36 @@ class Checkpointer:
         except CheckpointError as failure:  # must not hide what ended the block
             error.add_note(f"A checkpoint could not be written either: {failure}")
 
-    def save(self, state: State) -> Path | None:
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being written in the background."""
+        return self._write.busy
+
+    def resumed_from(self, step: int) -> None:
+        """Note that the run goes on from here: later checkpoints were passed over.
+
+        They no longer stand in the way of saves, and none is kept for their sake.
+        """
+        self._shelf.give_up_beyond(step)
+
+    def save(
+        self,
+        state: State,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        durable: bool = False,
+    ) -> Path | None:
         """Commit a state as `step-<number>`, then delete what is no longer to be kept.
 
         Returns once the state is committed, or, from `background_from_bytes` on, once it is
         copied: it may then change. Where the copy doesn't fit into memory, a warning says so and
         the save is done before it returns. A repeated step, as after a resume, replaces the older
         commit in one instant. Nothing is deleted before the new one was read back and verified.
+
+        Args:
+            state: what to save.
+            metadata: of this save, beside what all have.
+            durable: hand it to the drain once it is committed.
 
         Returns:
             The folder; None for a save that was skipped.
@@ -167,8 +153,9 @@ class Checkpointer:
             self._write.raise_failure()
             self._refuse_going_back(state.step)
             layout = Layout.of(state)
+            told = {**self._metadata, **(metadata or {})}
             if layout.num_bytes < self._background_from_bytes or not self._has_room(layout):
-                leftovers = self._commit(state.step, encode(state, layout))
+                leftovers = self._commit(state.step, encode(state, layout), told, durable)
                 if leftovers:  # freeing blocks can take longer than the save
                     self._deletion.start(lambda: _delete(leftovers))
             else:
@@ -177,13 +164,13 @@ class Checkpointer:
 
                 def write() -> None:
                     try:
-                        _delete(self._commit(step, image))
+                        _delete(self._commit(step, image, told, durable))
                         self._counters.add(background_saves=1)
                     finally:
                         self._counters.add(background_s=self._seconds_since(started_ns))
 
                 self._write.start(write)
-        return self._path(state.step)
+        return self._shelf.path(state.step)
 
     def check(self) -> None:
         """Raise the failure of a save in the background, once; to be called between two steps.
@@ -222,15 +209,7 @@ class Checkpointer:
     def newest(self) -> Newest:
         """The newest checkpoint whose every byte verifies, and the newer ones passed over."""
         self._finish()
-        skipped = []
-        for step in self._steps():
-            try:
-                self._check(step)
-            except CheckpointError as error:
-                skipped.append(Skipped(self._path(step), str(error)))
-            else:
-                return Newest(self._path(step), tuple(skipped))
-        return Newest(None, tuple(skipped))
+        return self._shelf.newest()
 
     def load(self, *, expect: Mapping[str, Any] | None = None) -> Loaded:
         """The state of the newest checkpoint that verifies; damaged newer ones are passed over.
@@ -243,26 +222,7 @@ class Checkpointer:
             CheckpointError: there is none, none verifies, or the metadata differs.
         """
         self._finish()
-        skipped = []
-        for step in self._steps():
-            path = self._path(step)
-            try:
-                manifest = self._manifest(step)
-                state = load_state(path)
-            except CheckpointError as error:
-                skipped.append(Skipped(path, str(error)))
-                continue
-            check_metadata(path, manifest, expect or {})
-            self._verified.add(step)
-            return Loaded(state, path, tuple(skipped))
-        raise CheckpointError(
-            self.folder,
-            expected="a checkpoint that verifies",
-            found=f"{len(skipped)} that don't, the newest: {skipped[0].reason}"
-            if skipped
-            else "no checkpoint",
-            fix="Start the run from its beginning in another folder",
-        )
+        return self._shelf.load(expect or {})
 
     def entries(self) -> list[Entry]:
         """The committed checkpoints, newest first; those without a readable manifest are left out.
@@ -270,63 +230,14 @@ class Checkpointer:
         Nothing but the manifests is read: `newest` verifies.
         """
         self._finish()
-        found = []
-        for step in self._steps():
-            try:
-                manifest = self._manifest(step)
-            except CheckpointError:
-                continue
-            found.append(
-                Entry(
-                    step,
-                    self._path(step),
-                    manifest.total_bytes,
-                    manifest.created_ns,
-                    manifest.metadata,
-                )
-            )
-        return found
-
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
-
-    def _steps(self) -> list[int]:
-        """Steps that have a folder, the highest first, whatever is in it."""
-        if not self.folder.is_dir():
-            return []
-        matches = [_STEP_NAME.fullmatch(path.name) for path in self.folder.iterdir()]
-        steps = {int(match[1]) for match in matches if match}
-        return sorted((step for step in steps if self._path(step).is_dir()), reverse=True)
-
-    def _manifest(self, step: int) -> Manifest:
-        manifest = read_manifest(self._path(step))
-        if manifest.step != step:
-            raise CheckpointError(
-                self._path(step),
-                expected=f"step {step}, as the folder's name says",
-                found=f"step {manifest.step} in the manifest",
-                fix="Rename the folder to its own step",
-            )
-        return manifest
-
-    def _check(self, step: int) -> None:
-        self._manifest(step)
-        verify(self._path(step))
-        self._verified.add(step)
-
-    def _verifies(self, step: int) -> bool:
-        if step not in self._verified:
-            try:
-                self._check(step)
-            except CheckpointError:
-                return False
-        return True
+        return self._shelf.entries()
 
     def _refuse_going_back(self, step: int) -> None:
-        later = [other for other in self._steps() if other > step and self._verifies(other)]
+        shelf = self._shelf
+        later = [other for other in shelf.steps() if other > step and shelf.verifies(other)]
         if later:
             raise CheckpointError(
-                self._path(step),
+                shelf.path(step),
                 expected="a step beyond every checkpoint of the run",
                 found=f"step {max(later)} here already",
                 fix="Resume from the newest checkpoint, or save into another folder",
@@ -343,37 +254,23 @@ class Checkpointer:
             )
         return not lacking
 
-    def _commit(self, step: int, source: Source) -> list[Path]:
+    def _commit(
+        self, step: int, source: Source, metadata: Mapping[str, Any], durable: bool
+    ) -> list[Path]:
         """Write, commit and verify one checkpoint; returns the folders that can be deleted now."""
-        self._verified.discard(step)
+        shelf, path = self._shelf, self._shelf.path(step)
+        shelf.doubt(step)
         manifest = commit_source(
-            self._path(step),
-            source,
-            step=step,
-            created_ns=self._clock.wall_ns(),
-            metadata=self._metadata,
+            path, source, step=step, created_ns=self._clock.wall_ns(), metadata=metadata
         )
         self._counters.add(saves=1, bytes_written=manifest.total_bytes)
         if isinstance(source, Image):
-            self._check(step)  # it went past the cache, so this asks the disk
-        self._verified.add(step)
-        with disk_errors_told(self._path(step)):
-            return self._retire()
-
-    def _retire(self) -> list[Path]:
-        """Rename what is no longer to be kept; returns that and what dead saves left behind.
-
-        Renamed first: a deletion that is cut short must not look like a damaged checkpoint. What
-        belongs to a later step than the newest commit may still be in flight.
-        """
-        steps = self._steps()
-        verified = [step for step in steps if self._verifies(step)]
-        others = [step for step in steps if step not in verified]
-        for step in steps_to_delete(verified, others, keep=self._keep):
-            self._path(step).rename(aside(self._path(step)))
-            self._verified.discard(step)
-        matches = [(path, _LEFTOVER.match(path.name)) for path in self.folder.iterdir()]
-        return [path for path, match in matches if match and int(match[1]) <= steps[0]]
+            shelf.verify(step)  # it went past the cache, so this asks the disk
+        shelf.trust(manifest)
+        if self._drain and durable:
+            self._drain.submit(path)
+        with disk_errors_told(path):
+            return shelf.retire(self._retention, self._drain.pending if self._drain else ())
 
     def _finish(self) -> None:
         self._write.wait()

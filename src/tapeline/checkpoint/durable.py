@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tapeline.checkpoint.commit import MANIFEST, read_manifest, verify
 from tapeline.checkpoint.place import place_at
+from tapeline.checkpoint.tags import Tags
 from tapeline.errors import CheckpointError
 from tapeline.files import atomic_folder, canonical_json
 
@@ -35,7 +36,6 @@ MARKER = "durable.json"
 _FORMAT: Final = "tapeline durable copy"
 _SELF_HASH = "marker_sha256"
 _FOLDER = re.compile(r"step-(\d{8,})")
-_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CHUNK_BYTES = 1 << 20
 
 
@@ -90,6 +90,7 @@ class DurableTier:
 
     def __init__(self, root: str | Path) -> None:
         self._place = place_at(root)
+        self._tags = Tags(self._place)
 
     def copy(self, folder: Path) -> Marker:
         """Copy a committed checkpoint; a copy that is there already, of equal content, stays.
@@ -198,44 +199,12 @@ class DurableTier:
             CheckpointError: there is no copy of the step, the tag is no plain name, or it is of
                 another copy.
         """
-        if not _TAG.fullmatch(tag):
-            raise CheckpointError(
-                "tag",
-                expected="letters, digits, `.`, `_` and `-`, up to 100",
-                found=repr(tag),
-                fix="Choose another name",
-            )
-        content = self.marker(step).content_sha256
-        record = canonical_json({"step": step, "content_sha256": content})
-        try:
-            self._place.put_once(f"tags/{tag}.json", record.encode())
-        except FileExistsError:
-            there = self._place.read(f"tags/{tag}.json").decode()
-            if there != record:
-                raise CheckpointError(
-                    f"{self._place}, tag {tag}",
-                    expected=f"no tag of that name, or {record}",
-                    found=there,
-                    fix="Choose another name: a tag stays where it is",
-                ) from None
+        self._tags.check(tag)
+        self._tags.add(tag, {"step": step, "content_sha256": self.marker(step).content_sha256})
 
     def tags(self) -> dict[str, int]:
         """Every tag with the step of its copy."""
-        found = {}
-        for name in sorted(self._place.sizes()):
-            above, _, file = name.partition("/")
-            if above == "tags" and file.endswith(".json"):
-                record = self._place.read(name)
-                try:
-                    found[file.removesuffix(".json")] = int(json.loads(record)["step"])
-                except (ValueError, KeyError, TypeError):
-                    raise CheckpointError(
-                        f"{self._place}/{name}",
-                        expected="a tag's record",
-                        found=repr(record[:40]),
-                        fix="It is damaged. Delete it and tag again",
-                    ) from None
-        return found
+        return self._tags.steps()
 
     def _marker(self, step: int) -> Marker | None:
         """The marker of a step, itself checked byte by byte; None if there is none."""

@@ -11,7 +11,7 @@ unless a newer one was verified: to call this after a commit is to delete only a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -114,9 +114,3 @@ def to_delete(held: Iterable[Held], retention: Retention) -> list[int]:
     return sorted(
         one.step for one in held if one.step not in stay and (one.verified or one.step < oldest)
     )
-
-
-def steps_to_delete(verified: Collection[int], others: Collection[int], *, keep: int) -> list[int]:
-    """`to_delete` where only the newest `keep` stay; `others` are the damaged ones."""
-    held = [*(Held(step) for step in verified), *(Held(step, verified=False) for step in others)]
-    return to_delete(held, Retention(last=keep))
