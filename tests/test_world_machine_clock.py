@@ -67,7 +67,7 @@ def test_the_machine_is_named_in_full() -> None:
     assert 1 <= here.cores <= (os.cpu_count() or 1)
     assert here.memory_gib == round(psutil.virtual_memory().total / 2**30, 1)
     assert here.load_1min >= 0
-    assert {"torch", "numpy", "pyarrow", "safetensors"} <= set(here.versions)
+    assert {"torch", "numpy", "pyarrow", "numba"} <= set(here.versions)
     assert json.loads(json.dumps(here.as_dict())) == here.as_dict()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-_PACKAGES = ("tapeline", "torch", "numpy", "pyarrow", "safetensors")
+_PACKAGES = ("tapeline", "torch", "numpy", "numba", "pyarrow")
 
 
 @dataclass(frozen=True, slots=True)
