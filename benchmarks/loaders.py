@@ -31,6 +31,7 @@ from tapeline.tape.synthetic import synthetic_session
 from tapeline.training import TrainStep
 from tapeline.training.models import perceptron
 from tapeline.windows import (
+    BatchSource,
     Feed,
     Form,
     Loader,
@@ -105,11 +106,21 @@ def subjects(shards: Shards, index: WindowIndex) -> dict[str, Callable[[], Any]]
         "tapeline not normalised": Form(),
         "tapeline bfloat16": Form(scale=scale, dtype="bfloat16"),
     }
+    source, order = BatchSource(shards, index.T, HORIZON, scale=scale), Shuffled(0)
+    blocks, out, starts = source.blocks(index), source.empty(BATCH), itertools.count(0, BATCH)
+
+    def gather() -> None:
+        """The gather alone: positions drawn, found, copied, scaled, targets; one buffer."""
+        start = next(starts) % (index.num_windows - BATCH)
+        for draw in order.draws(index.num_windows, 0, start, start + BATCH):
+            source.draw(draw, blocks, *out)
+
     rng = np.random.default_rng(0)
     found: dict[str, Callable[[], Any]] = {
         "copy": lambda: np.copyto(to, ones),
         "row-index gather": lambda: plain.gather(rng.integers(0, index.num_windows, BATCH)),
         "window loop": lambda: make_batch(shards, *looped.next(), index.T, HORIZON),
+        "tapeline gather": gather,
         "sampler + row-index gather": lambda: gather_rows(shards, index.T, *sampler.next()),
     }
     for name, form in ours.items():

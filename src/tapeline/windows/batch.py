@@ -21,6 +21,7 @@ from tapeline.windows.scale import Normaliser
 
 Dtype = Literal["float32", "bfloat16"]
 Layout = Literal["flat", "rows"]
+_SCALED_ONCE_BYTES = 1 << 24  # 16 MiB: beyond, the memory is worth more than the time
 _NO_SCALING = np.empty((2, 0), np.float32)
 _FLOAT32 = np.dtype(np.float32)
 
@@ -130,6 +131,10 @@ class BatchSource:
             if scale is None
             else np.stack([np.tile(factor, T) for factor in scale.factors()])
         )
+        # A small store is scaled once instead of with every window that a row is in: same bits.
+        is_small = scale is not None and self.flat.nbytes <= _SCALED_ONCE_BYTES
+        self._inputs = _scaled(shards.mm, scale) if scale is not None and is_small else self.flat
+        self._to_scale = _NO_SCALING if is_small else self.scaling
         one = not isinstance(horizon, Sequence) and not isinstance(target_col, Sequence)
         self._y_tail: tuple[int, ...] = () if one else (len(self.targets),)
         self._x_tail = (T * self.num_columns,) if layout == "flat" else (T, self.num_columns)
@@ -193,7 +198,16 @@ class BatchSource:
         x, y = self.empty(len(starts)) if out is None else out
         flat_x, flat_y = self._fitting(len(starts), x, y)
         rows = self.shards.offsets[sessions] + starts
-        gather(self.flat, rows, *self._shape, self.targets, self.scaling, flat_x, flat_y)
+        gather(
+            self.flat,
+            self._inputs,
+            rows,
+            *self._shape,
+            self.targets,
+            self._to_scale,
+            flat_x,
+            flat_y,
+        )
         return x, y
 
     def draw(self, draw: Draw, blocks: Int64Array, x: npt.NDArray[Any], y: Float32Array) -> None:
@@ -211,6 +225,7 @@ class BatchSource:
         _, first, base, num, bits, keys, replace = draw
         gather_drawn(
             self.flat,
+            self._inputs,
             blocks,
             first,
             base,
@@ -220,7 +235,7 @@ class BatchSource:
             replace,
             *self._shape,
             self.targets,
-            self.scaling,
+            self._to_scale,
             flat_x,
             flat_y,
         )
@@ -244,6 +259,13 @@ class BatchSource:
                 fix=f"Take it from `BatchSource.empty({batch})`",
             )
         return x.reshape(batch, self.T * self.num_columns), y.reshape(batch, len(self.targets))
+
+
+def _scaled(matrix: Float32Array, scale: Normaliser) -> Float32Array:
+    mean, inverse = scale.factors()
+    with np.errstate(all="ignore"):  # what isn't finite is of rows that no window touches
+        scaled: Float32Array = ((matrix - mean) * inverse).reshape(-1)
+    return scaled
 
 
 def _several(numbers: int | Sequence[int]) -> tuple[int, ...]:

@@ -97,11 +97,11 @@ def _find(rows: Any, base: Any, blocks: Any) -> Any:
 
 
 @numba.njit(inline="always")
-def _copy(flat: Any, row: Any, columns: Any, length: Any, scaling: Any, x: Any) -> Any:
+def _copy(inputs: Any, row: Any, columns: Any, length: Any, scaling: Any, x: Any) -> Any:
     # The loops run on one-dimensional contiguous slices: only those are vectorised.
     width = length * columns
     start = row * columns
-    source = flat[start : start + width]
+    source = inputs[start : start + width]
     if scaling.shape[1]:
         offset, factor = scaling[0], scaling[1]
         for i in range(width):
@@ -123,16 +123,24 @@ def _round_bfloat16(values: Any, into: Any) -> Any:
 
 @numba.njit(inline="always")
 def _fill(
-    flat: Any, rows: Any, columns: Any, length: Any, targets: Any, scaling: Any, x: Any, y: Any
+    flat: Any,
+    inputs: Any,
+    rows: Any,
+    columns: Any,
+    length: Any,
+    targets: Any,
+    scaling: Any,
+    x: Any,
+    y: Any,
 ) -> Any:
     if x.itemsize == 2:
         scratch = np.empty(length * columns, np.float32)
         for b in range(len(rows)):
-            _copy(flat, rows[b], columns, length, scaling, scratch)
+            _copy(inputs, rows[b], columns, length, scaling, scratch)
             _round_bfloat16(scratch, x[b])
     else:
         for b in range(len(rows)):
-            _copy(flat, rows[b], columns, length, scaling, x[b])
+            _copy(inputs, rows[b], columns, length, scaling, x[b])
     # Apart from the copies, so that their cache misses overlap.
     for b in range(len(rows)):
         for t in range(len(targets)):
@@ -144,6 +152,7 @@ def _fill(
 @_compiled
 def gather(
     flat: npt.NDArray[np.float32],
+    inputs: npt.NDArray[np.float32],
     rows: npt.NDArray[np.int64],
     columns: int,
     length: int,
@@ -155,7 +164,8 @@ def gather(
     """Fill `x` and `y` with given windows.
 
     Args:
-        flat: float32 `[rows · columns]`, the store's matrix in C order.
+        flat: float32 `[rows · columns]`, the store's matrix in C order: targets come from it.
+        inputs: float32 `[rows · columns]`, what x comes from: the same, or the matrix scaled.
         rows: int64 `[batch]`, each window's first row in the matrix. Not checked here.
         columns: of the matrix.
         length: T, the rows of a window.
@@ -166,12 +176,13 @@ def gather(
         y: float32 `[batch, targets]`, written: the target's value minus the window's last,
             unscaled; NaN behind the matrix's end.
     """
-    _fill(flat, rows, columns, length, targets, scaling, x, y)
+    _fill(flat, inputs, rows, columns, length, targets, scaling, x, y)
 
 
 @_compiled
 def gather_drawn(
     flat: npt.NDArray[np.float32],
+    inputs: npt.NDArray[np.float32],
     blocks: npt.NDArray[np.int64],
     first: int,
     base: int,
@@ -194,7 +205,7 @@ def gather_drawn(
         first: position of the first window of the batch, within 0…num−1 for a permutation.
         base: added to every drawn window.
         num, bits, keys, replace: as in `walk`.
-        flat, columns, length, targets, scaling, x, y: as in `gather`.
+        flat, inputs, columns, length, targets, scaling, x, y: as in `gather`.
     """
     rows = np.empty(len(x), np.int64)
     words = np.arange(first, first + len(x)).astype(np.uint64)
@@ -203,7 +214,7 @@ def gather_drawn(
     else:
         _permute(words, num, bits, keys, rows)
     _find(rows, base, blocks)
-    gather(flat, rows, columns, length, targets, scaling, x, y)
+    gather(flat, inputs, rows, columns, length, targets, scaling, x, y)
 
 
 @_compiled
