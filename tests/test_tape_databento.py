@@ -233,7 +233,7 @@ def test_an_undefined_book_has_no_mid(tmp_path):
     assert refusal(path) == (
         "DIR/x.dbn.zst: expected data for one valid row or more, found 4 records, 0 events outside "
         "every session and 0 rows, none of them valid. Check the file and the sessions, or lower "
-        "step_ns."
+        "step_ns (`--set step_s=…`)."
     )
     # With a market behind it, the rows before are marked.
     books = np.concatenate([books, book(400 * MS, [(77.5, 1)], [(77.6, 1)])])

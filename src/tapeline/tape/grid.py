@@ -204,7 +204,8 @@ class Rows:
                 "step_ns",
                 expected=f"fewer than {_MAX_ROWS:,} rows from one event to the next",
                 found=f"{(until_ns - self.next_ns) // step_ns:,} of {step_ns} ns",
-                fix="Raise step_ns, or cut sessions by hours, by a calendar or by gap",
+                fix="Raise step_ns (`--set step_s=…`), or cut sessions by hours, by a calendar or "
+                "by gap (`--sessions`)",
             )
         instants: Int64Array = np.arange(self.next_ns, until_ns + 1, step_ns, dtype=np.int64)
         self._next_ns = self.next_ns + len(instants) * step_ns

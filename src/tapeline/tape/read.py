@@ -21,9 +21,9 @@ from tapeline.tape.blocks import Block, BookStates, OrderEvents, TableRows
 from tapeline.tape.grid import GridOptions, Policy, Rows, book_columns
 from tapeline.tape.readers import READERS
 from tapeline.tape.readers.base import Head, Reader, Source, joined
-from tapeline.tape.readers.text import Progress
+from tapeline.tape.readers.text import Progress, printable, refuse_foreign
 from tapeline.tape.replay import LevelReplay, OrderReplay, Replay
-from tapeline.tape.report import Counts, EvictedOrder, TapeReport
+from tapeline.tape.report import Counts, EvictedOrder, TapeReport, listed
 from tapeline.tape.sessions import Sessions, Span
 from tapeline.tape.states import StateGrid
 from tapeline.tape.timeline import Timeline
@@ -35,7 +35,8 @@ def detect(path: Path | str) -> type[Reader]:
     """The reader that recognises a file by its content.
 
     Raises:
-        TapeError: none does, or the file is missing, empty or damaged.
+        TapeError: none does, or the file is missing, empty, damaged, or packed or written as none
+            reads it.
     """
     head = Head.of(Path(path))
     found = [reader for reader in READERS.values() if reader.recognises(head)]
@@ -47,14 +48,16 @@ def detect(path: Path | str) -> type[Reader]:
             path,
             expected="a file of one format",
             found=f"one that may be {joined([reader.name for reader in found])}",
-            fix="Say which, with format",
+            fix="Say which, with format (`--reader NAME`)",
         )
-    shown = head.lines[0][:60] if head.text.isascii() else head.raw[:8].hex(" ")
+    refuse_foreign(head.text, Path(path))
+    shown = printable(head.lines[0], 60) if head.text.isascii() else head.raw[:8].hex(" ")
     raise TapeError(
         path,
         expected="; ".join(f"{reader.name} ({reader.looks_for})" for reader in READERS.values()),
         found=f"none of them, but a file that begins with `{shown}`",
-        fix="Pin format if it is one of these, or convert the file to a CSV with a time column",
+        fix="Pin format (`--reader NAME`) if it is one of these, or convert the file to a CSV with "
+        "a time column",
     )
 
 
@@ -106,16 +109,24 @@ class Tape:
         for session in self._all():
             num_sessions += 1
             yield session
-        counts = self._counts
-        if counts.rows == counts.rows_marked:
-            raise TapeError(
-                self.reader.source.paths[0],
-                expected="data for one valid row or more",
-                found=f"{counts.lines_read:,} records, {counts.outside:,} events outside every "
-                f"session and {counts.rows:,} rows, none of them valid",
-                fix="Check the file and the sessions, or lower step_ns",
-            )
+        if self._counts.rows == self._counts.rows_marked:
+            raise self._no_valid_row()
         self._report = self._account(num_sessions)
+
+    def _no_valid_row(self) -> TapeError:
+        counts = self._counts
+        found = f"{counts.lines_read:,} records, {counts.outside:,} events outside every session "
+        found += f"and {counts.rows:,} rows, none of them valid{listed(counts.marked())}"
+        if counts.creates_repeated:
+            found += f"; {counts.creates_repeated:,} orders were created under an id in use"
+        return TapeError(
+            self.reader.source.paths[0],
+            expected="data for one valid row or more",
+            found=found if self._has_begun else f"{counts.lines_read:,} records and no event",
+            fix="Check the file and the sessions, or lower step_ns (`--set step_s=…`)"
+            if self._has_begun
+            else "Check that there is more to it than a header",
+        )
 
     def _all(self) -> Iterator[Session]:
         for block in self._timeline.settle(self.reader.blocks()):
@@ -138,7 +149,7 @@ class Tape:
                 "step_ns",
                 expected="a step, for a book rebuilt from events",
                 found="none",
-                fix="Give nanoseconds between rows",
+                fix="Give nanoseconds between rows (`--set step_s=0.5`)",
             )
         kind = OrderReplay if isinstance(block, OrderEvents) else LevelReplay
         return kind(self._grid, self._policy, self._counts)
@@ -151,7 +162,8 @@ class Tape:
                     f"session {span.date}, segment {span.segment}",
                     expected="one session of that date and segment",
                     found="a second one, of a weekend moved to the same trade date",
-                    fix="Let weekends be trade dates, or leave their data out",
+                    fix="Let weekends be trade dates (`--set weekends=true`), or leave their data "
+                    "out",
                 )
             self._seen.add(span[:2])
             columns = book_columns(self._grid.depth)

@@ -163,7 +163,7 @@ class TapeReport:
             f"{self.source} ({self.format}{detected}): {counts.lines_read:,} records, "
             f"{utc(self.first_ns)} to {utc(self.last_ns)}",
             f"{self.instrument}: {self.num_sessions} sessions, {counts.rows:,} rows, "
-            f"{counts.rows_marked:,} of them marked{_listed(counts.marked())}",
+            f"{counts.rows_marked:,} of them marked{listed(counts.marked())}",
         ]
         lines += [f"  {number:,} {what}" for number, what in self._handled() if number]
         if counts.outside_first_ns is not None and counts.outside_last_ns is not None:
@@ -210,6 +210,7 @@ class TapeReport:
         ]
 
 
-def _listed(parts: list[tuple[int, str]]) -> str:
+def listed(parts: list[tuple[int, str]]) -> str:
+    """Those that aren't zero, in brackets; nothing if none is."""
     shown = ", ".join(f"{number:,} {what}" for number, what in parts if number)
     return f" ({shown})" if shown else ""

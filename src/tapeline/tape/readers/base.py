@@ -65,7 +65,7 @@ class Head:
     def header(self) -> list[str]:
         """The fields of the first line, as a CSV has them; none if it can't be one."""
         try:
-            return next(csv.reader(self.lines[:1]), [])
+            return [name.strip() for name in next(csv.reader(self.lines[:1]), [])]
         except csv.Error:
             return []
 

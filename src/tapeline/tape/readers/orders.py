@@ -3,7 +3,8 @@
     id,timestamp,exchange_timestamp,price,volume,action,direction
 
 Columns are matched by name, and others may stand beside them. A line says that an order was
-`created`, `changed` or `deleted`; direction is `bid` or `ask`; volume is what remains of it.
+`created`, `changed` or `deleted`; direction is `bid` or `ask`; both in any case; volume is what
+remains of it. A time is a number since 1970 or in ISO 8601, with up to nine decimals.
 
 The rules, each counted in the report, beside those of `replay`:
 
@@ -29,11 +30,12 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tapeline.errors import TapeError
-from tapeline.session import Int64Array
+from tapeline.session import BoolArray, Int64Array
 from tapeline.tape.blocks import OrderEvents
 from tapeline.tape.book import UNITS
 from tapeline.tape.grid import Policy
@@ -62,10 +64,12 @@ class OrdersOptions:
 
     Attributes:
         time_unit: unit of the times; detected by magnitude if None.
+        zone: of times that don't say theirs, such as UTC; such times are refused without it.
         tick: step of the prices, to refuse lines that are off it; only reported if None.
     """
 
     time_unit: TimeUnit | None = None
+    zone: str | None = None
     tick: str | float | None = None
 
 
@@ -79,7 +83,7 @@ class OrdersReader(Reader):
 
     def __init__(self, source: Source, options: OrdersOptions) -> None:
         super().__init__(source, options)
-        self._parser = _Parser(source.paths[0], options.time_unit, _tick_units(options.tick))
+        self._parser = _Parser(source.paths[0], options)
 
     @classmethod
     def recognises(cls, head: Head) -> bool:
@@ -92,9 +96,9 @@ class OrdersReader(Reader):
             lines = CsvBlocks(path, COLUMNS, self.source.progress)
             num_readable = 0
             for num_before, batch in lines:
-                events, unreadable_rows = self._parser.parse(batch)
+                events, faults = self._parser.parse(batch)
                 num_readable += len(events.ids)
-                lines.leave_out(batch, num_before, unreadable_rows)
+                lines.leave_out(batch, num_before, faults.rows, faults.why)
                 yield events
             self.source.close(path, lines.unreadable, num_readable)
 
@@ -120,13 +124,39 @@ def _tick_units(tick: str | float | None) -> int | None:
     )
 
 
+class _Faults:
+    """What is wrong with the lines of a block."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[BoolArray, str]] = []
+
+    def add(self, is_good: npt.ArrayLike, what: str) -> None:
+        """Tell where `what`, which is a fault, is not the case."""
+        self._found.append((~np.asarray(is_good, np.bool_), what))
+
+    @property
+    def are_there(self) -> BoolArray:
+        """Which lines have one."""
+        found: BoolArray = np.logical_or.reduce([where for where, _ in self._found])
+        return found
+
+    @property
+    def rows(self) -> Int64Array:
+        """The rows of these lines."""
+        return np.flatnonzero(self.are_there)
+
+    def why(self, row: int) -> str:
+        """The first fault of one of them."""
+        return next(what for where, what in self._found if where[row])
+
+
 class _Parser:
     """From blocks of text to events. What it detects in the first block holds for all."""
 
-    def __init__(self, path: Path, time_unit: TimeUnit | None, tick: int | None) -> None:
-        self._tick = tick
+    def __init__(self, path: Path, options: OrdersOptions) -> None:
+        self._tick = _tick_units(options.tick)
         self._price_divisor = 0
-        self.times = Times(f"{path}, column timestamp", time_unit)
+        self.times = Times(f"{path}, column timestamp", options.time_unit, options.zone)
 
     @property
     def tick(self) -> str:
@@ -138,21 +168,26 @@ class _Parser:
                 units //= 10
         return f"{(Decimal(units) / UNITS).normalize():f}"
 
-    def parse(self, batch: pa.RecordBatch) -> tuple[OrderEvents, Int64Array]:
-        """The block's events, and the rows that are none."""
+    def parse(self, batch: pa.RecordBatch) -> tuple[OrderEvents, _Faults]:
+        """The block's events, and what is wrong with the rows that are none."""
         times_ns, in_range = self.times.parse(batch.column("timestamp"))
         prices, price_readable = exact_integers(batch.column("price"), 9)
         sizes, size_readable = exact_integers(batch.column("volume"), 9)
-        actions = pc.index_in(batch.column("action"), pa.array(_ACTIONS, pa.binary()))
-        sides = pc.index_in(batch.column("direction"), pa.array(_SIDES, pa.binary()))
+        actions = _index_in(_ACTIONS, batch.column("action"))
+        sides = _index_in(_SIDES, batch.column("direction"))
         ids = batch.column("id")
-        readable = in_range & price_readable & size_readable & (sizes >= 0).astype(bool)
-        for other in (actions.is_valid(), sides.is_valid(), pc.greater(pc.binary_length(ids), 0)):
-            readable &= np.asarray(other)
         have_price = (prices > 0).astype(bool) & ~np.isin(prices, _NO_PRICE)
+        faults = _Faults()
+        faults.add(pc.greater(pc.binary_length(ids), 0), "the id is missing")
+        faults.add(in_range, "the timestamp is no time from 1990 to 2100")
+        faults.add(price_readable, "the price is no number of nine decimals or fewer")
+        faults.add(size_readable, "the volume is no number of nine decimals or fewer")
+        faults.add(~size_readable | (sizes >= 0), "the volume is negative")
+        faults.add(actions.is_valid(), "the action is none of created, changed and deleted")
+        faults.add(sides.is_valid(), "the direction is neither bid nor ask")
         if self._tick is not None:
-            readable &= ~have_price | (prices % self._tick == 0).astype(bool)
-        rows = np.flatnonzero(readable)
+            faults.add(~have_price | (prices % self._tick == 0), "the price is off the tick")
+        rows = np.flatnonzero(~faults.are_there)
         prices = prices[rows]
         self._price_divisor = int(np.gcd.reduce(prices, initial=self._price_divisor))
         events = OrderEvents(
@@ -164,4 +199,14 @@ class _Parser:
             sizes[rows].tolist(),
             have_price[rows].tolist(),
         )
-        return events, np.flatnonzero(~readable)
+        return events, faults
+
+
+def _index_in(names: tuple[bytes, ...], column: pa.Array) -> pa.Array:
+    """The place of each field among `names`, whatever its case; null if it is none of them."""
+    known = pa.array(names, pa.binary())
+    found = pc.index_in(column, known)
+    if found.null_count:
+        lower = pa.array([field.lower() for field in column.to_pylist()], pa.binary())
+        found = pc.index_in(lower, known)
+    return found

@@ -178,7 +178,7 @@ class TableReader(Reader):
                 self.source.paths[0],
                 expected="columns of numbers beside the time",
                 found=f"none among {', '.join(names) or 'no others'}",
-                fix="Name them, with columns",
+                fix='Name them, with columns (`--set \'options.columns=["a", "b"]\'`)',
             )
         return found
 
@@ -192,7 +192,8 @@ class TableReader(Reader):
                 self.source.paths[0],
                 expected="bars whose stamp is known to be their open or their close",
                 found="open, high, low and close, and no word on the stamp",
-                fix="Give stamp as open or close: a bar is known at its end",
+                fix="Give stamp as open or close (`--set options.stamp=close`): a bar is known "
+                "at its end",
             )
         if self._is_stamped_at_open and self._interval_ns is None:
             steps, counts = np.unique(np.diff(times_ns), return_counts=True)
@@ -201,7 +202,7 @@ class TableReader(Reader):
                     self.source.paths[0],
                     expected="two bars or more, to tell their length",
                     found=f"{len(times_ns)}",
-                    fix="Give interval_s",
+                    fix="Give interval_s (`--set options.interval_s=60`)",
                 )
             counts = counts[steps > 0]
             self._interval_ns = int(steps[steps > 0][np.argmax(counts)])
@@ -258,7 +259,7 @@ def _time_column(path: Path, names: list[str]) -> str:
             path,
             expected=f"a time column, such as {', '.join(_TIMES[:4])}",
             found=f"{', '.join(names)[:80]}",
-            fix="Name it, with time",
+            fix="Name it, with time (`--set options.time=…`)",
         )
     return found
 

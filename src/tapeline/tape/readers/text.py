@@ -1,13 +1,15 @@
 """CSV files in blocks, and numbers in them without a float on the way.
 
-Covers plain and packed files (told apart by content), a header matched by name, lines that can't
-be read, and exact integers from decimal text. Does not cover what the columns mean.
+Covers plain and packed files (told apart by content), files that aren't text, a header matched by
+name, lines that can't be read, and exact integers from decimal text. Does not cover what the
+columns mean.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,14 @@ Progress = Callable[[int, int], None]  # bytes of the file read so far, bytes of
 BLOCK_BYTES: Final = 1 << 20
 _HEADER_BYTES: Final = 1 << 16
 _SHOWN: Final = 80
+_BLANKS: Final = b" \t"
+_FOREIGN: Final = (  # how files begin that people take for a CSV, and what to do with them
+    (b"PK\x03\x04", "a zip archive", "Unpack it"),
+    (b"BZh", "a file packed by bzip2", "Unpack it, or pack it with gzip or zstd"),
+    (b"\xfd7zXZ", "a file packed by xz", "Unpack it, or pack it with gzip or zstd"),
+    (b"\xff\xfe", "text in UTF-16", "Convert it with `iconv -f UTF-16 -t UTF-8`"),
+    (b"\xfe\xff", "text in UTF-16", "Convert it with `iconv -f UTF-16 -t UTF-8`"),
+)
 _PACKED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -37,27 +47,30 @@ class Unreadable:
     num: int = 0
     line: int = 0
     text: str = ""
+    why: str = ""
 
-    def add(self, line: int, text: str, num: int = 1) -> None:
-        """Count `num` lines, given the number in the file and the text of the first of them."""
+    def add(self, line: int, text: str, num: int = 1, why: str = "") -> None:
+        """Count `num` lines, given the first one's number in the file, text, and what is wrong."""
         if not self.num or line < self.line:
-            self.line = line
-            self.text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+            self.line, self.text, self.why = line, printable(text), why
         self.num += num
 
     @property
     def first(self) -> str | None:
         """Where the first one is, and what it says."""
-        return f"line {self.line}: {self.text}" if self.num else None
+        why = f" ({self.why})" if self.why else ""
+        return f"line {self.line}: {self.text}{why}" if self.num else None
 
     def check(self, path: Path, num_lines: int, max_share: float) -> None:
         """Refuse a file of `num_lines` data lines if more than `max_share` was left out."""
         if self.num > max_share * num_lines:
+            why = f", where {self.why}" if self.why else ""
             raise TapeError(
                 f"{path}, line {self.line}",
                 expected=f"at most {max_share:.4%} of the lines to be unreadable",
-                found=f"{self.num:,} of {num_lines:,}, the first being `{self.text}`",
-                fix="Repair the file, or raise max_unreadable_share if losing them is all right",
+                found=f"{self.num:,} of {num_lines:,}, the first being `{self.text}`{why}",
+                fix="Repair the file, or raise max_unreadable_share (`--set "
+                "max_unreadable_share=…`) if losing them is all right",
             )
 
 
@@ -66,6 +79,7 @@ class CsvBlocks:
     """A CSV file as record batches of byte strings, one block of the file at a time.
 
     Lines of another number of fields than the header are left out and counted in `unreadable`.
+    Blanks around a field aren't part of it.
 
     Attributes:
         path: the file, plain or packed (gzip or zstd, told by content).
@@ -90,19 +104,26 @@ class CsvBlocks:
         with open_stream(self.path) as (raw, stream):
             num_bytes = self.path.stat().st_size
             num_lines = 0
-            for batch in self._open(stream):
-                yield num_lines, batch
+            for batch in _told_once(self._open(stream)):
+                yield num_lines, _stripped(batch)
                 num_lines += len(batch)
                 if self.progress is not None:
                     self.progress(raw.tell(), num_bytes)
 
-    def leave_out(self, batch: pa.RecordBatch, num_before: int, rows: Int64Array) -> None:
+    def leave_out(
+        self,
+        batch: pa.RecordBatch,
+        num_before: int,
+        rows: Int64Array,
+        why: Callable[[int], str] | None = None,
+    ) -> None:
         """Count rows of a block that the caller can't read; blank lines are not counted.
 
         Args:
             batch: the block.
             num_before: what came with it.
             rows: numbers within the block, rising.
+            why: gives what is wrong with one of them.
         """
         bad = batch.take(rows)
         lengths = sum(np.asarray(pc.binary_length(column)) for column in bad.columns)
@@ -114,21 +135,19 @@ class CsvBlocks:
         for misshapen in self._misshapen:
             line += misshapen <= line
         fields = [column[written[0]].as_py() for column in bad.columns]
-        self.unreadable.add(line, b",".join(fields).decode("utf-8", "replace"), len(written))
+        text = b",".join(fields).decode("utf-8", "replace")
+        reason = why(int(rows[written[0]])) if why else ""
+        self.unreadable.add(line, text, len(written), reason)
 
-    def _open(self, stream: Any) -> Any:
+    def _open(self, stream: Any) -> Iterator[pa.RecordBatch]:
         names, is_quoted = list(self.header or ()), False
         if self.header is None:
-            names, is_quoted = csv_header(self.path)
-        if missing := [name for name in self.columns if name not in names]:
-            shown = ", ".join(names)
-            raise TapeError(
-                f"{self.path}, line 1",
-                expected=f"columns named {', '.join(self.columns)}",
-                found=f"no {', '.join(missing)} among `{shown[:_SHOWN]}`",
-                fix="Rename the columns, or use the reader of this format",
-            )
-        return pa_csv.open_csv(
+            start = _start_of(self.path)
+            names, is_quoted = _header_in(start, self.path)
+            self._check(names)
+            if b"\n" not in start and len(start) < _HEADER_BYTES:
+                return  # nothing but the header, and pyarrow wants its end
+        yield from pa_csv.open_csv(
             stream,
             read_options=pa_csv.ReadOptions(
                 use_threads=False,  # line numbers are known only to the serial parser
@@ -148,9 +167,26 @@ class CsvBlocks:
             ),
         )
 
+    def _check(self, names: list[str]) -> None:
+        if missing := [name for name in self.columns if name not in names]:
+            raise TapeError(
+                f"{self.path}, line 1",
+                expected=f"columns named {', '.join(self.columns)}",
+                found=f"no {', '.join(missing)} among `{printable(', '.join(names))}`",
+                fix="Rename the columns, or use the reader of this format",
+            )
+        if twice := next((name for name in self.columns if names.count(name) > 1), None):
+            raise TapeError(
+                f"{self.path}, line 1",
+                expected=f"one column named {printable(twice)}",
+                found=f"{names.count(twice)}",
+                fix="Rename the one that isn't meant",
+            )
+
     def _skip(self, row: Any) -> str:
         self._misshapen.append(row.number)
-        self.unreadable.add(row.number, row.text)
+        found = f"the number of fields is {row.actual_columns:,} and not {row.expected_columns:,}"
+        self.unreadable.add(row.number, row.text, why=found)
         return "skip"
 
 
@@ -158,15 +194,30 @@ def csv_header(path: Path) -> tuple[list[str], bool]:
     """The names in a CSV file's first line, and whether it has quotes.
 
     Raises:
-        TapeError: the file is missing, empty, or begins with an empty line.
+        TapeError: the file is missing, empty, no text in UTF-8, or begins with an empty line.
     """
+    return _header_in(_start_of(path), path)
+
+
+def _start_of(path: Path) -> bytes:
     with open_stream(path) as (_, stream):
-        start = bytes(stream.read(_HEADER_BYTES))
-    header = start.partition(b"\n")[0]
+        return bytes(stream.read(_HEADER_BYTES))
+
+
+def _header_in(start: bytes, path: Path) -> tuple[list[str], bool]:
+    refuse_foreign(start, path)
+    header = start.partition(b"\n")[0].decode("utf-8-sig", "replace").rstrip("\r")
     try:
-        names = next(csv.reader([header.decode("utf-8-sig", "replace").rstrip("\r")]), [])
+        names = [name.strip() for name in next(csv.reader([header]), [])]
     except csv.Error:
-        names = [header[:_SHOWN].decode("ascii", "replace")]  # no column is called that
+        names = [header[:_SHOWN]]  # no column is called that
+    if any(byte < 32 and byte not in b"\t\r" for byte in start.partition(b"\n")[0]):
+        raise TapeError(
+            path,
+            expected="a line of column names",
+            found=f"bytes that aren't text: {start[:8].hex(' ')}",
+            fix="Check what the file is",
+        )
     if not names:
         raise TapeError(
             path,
@@ -174,7 +225,24 @@ def csv_header(path: Path) -> tuple[list[str], bool]:
             found="an empty first line" if start else "an empty file",
             fix="Give a CSV file with a header",
         )
-    return names, b'"' in header
+    return names, '"' in header
+
+
+def refuse_foreign(start: bytes, path: Path) -> None:
+    """Refuse a file of text that begins as no such file does.
+
+    Raises:
+        TapeError: it says what the file is, and what to do.
+    """
+    found, fix = next(
+        ((what, do) for magic, what, do in _FOREIGN if start.startswith(magic)), ("", "")
+    )
+    first, newline, _ = start.partition(b"\n")
+    if not found and b"\r" in first.rstrip(b"\r") and not newline:
+        found = "lines that end in a carriage return alone"
+        fix = "Convert their ends with `tr '\\r' '\\n'`"
+    if found:
+        raise TapeError(path, expected="lines of text in UTF-8", found=found, fix=fix)
 
 
 @contextlib.contextmanager
@@ -190,6 +258,10 @@ def open_stream(path: Path) -> Iterator[tuple[IO[bytes], Any]]:
     except FileNotFoundError:
         raise TapeError(
             path, expected="a file", found="nothing there", fix="Check the path"
+        ) from None
+    except IsADirectoryError:
+        raise TapeError(
+            path, expected="a file", found="a directory", fix="Give the files in it"
         ) from None
     except pa.ArrowInvalid as error:
         raise TapeError(
@@ -253,4 +325,51 @@ def _decompressed(raw: IO[bytes]) -> Any:
 
 def _first_line(error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error)
-    return reason.splitlines()[0] if reason else type(error).__name__
+    return printable(reason.splitlines()[0], 160) if reason else type(error).__name__
+
+
+def printable(text: str, num: int = _SHOWN) -> str:
+    """At most `num` characters of a file's text, with no control characters among them."""
+    shown = text if len(text) <= num else f"{text[: num - 1]}…"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+
+
+def _stripped(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch without blanks around its fields; the same one if there is no blank in it."""
+    columns = [_stripped_column(column) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _stripped_column(column: pa.Array) -> pa.Array:
+    if not any(pc.any(pc.match_substring(column, bytes([b]))).as_py() for b in _BLANKS):
+        return column
+    return pa.array([field.strip(_BLANKS) for field in column.to_pylist()], column.type)
+
+
+def _told_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches; an error in them is raised and not printed as well.
+
+    A misshapen line that isn't UTF-8 can't be handed to `CsvBlocks._skip`. pyarrow then prints a
+    traceback, and raises what `open_stream` tells.
+    """
+    while True:
+        with _no_print_of_bad_text():
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+@contextlib.contextmanager
+def _no_print_of_bad_text() -> Iterator[None]:
+    hook = sys.unraisablehook
+
+    def quiet(args: sys.UnraisableHookArgs) -> None:
+        if not isinstance(args.exc_value, UnicodeDecodeError):
+            hook(args)
+
+    sys.unraisablehook = quiet
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook

@@ -117,7 +117,7 @@ class Times:
             self._where,
             expected="times from 1990 to 2100 in s, ms, us or ns since 1970",
             found=f"{time} in the middle of the first block",
-            fix="Check the column, or pin time_unit",
+            fix="Check the column, or pin time_unit (`--set options.time_unit=ms`)",
         )
 
     def _in_range(
@@ -146,7 +146,7 @@ class Times:
             self._where,
             expected="times of one layout",
             found=f"`{example}`, which fits {fitting}",
-            fix="Pin time_format, such as %m/%d/%Y %H:%M",
+            fix="Pin time_format (`--set 'options.time_format=%m/%d/%Y %H:%M'`)",
         )
 
     def _from_stamps(self, stamps: pa.Array) -> tuple[Int64Array, BoolArray]:
@@ -157,7 +157,7 @@ class Times:
                     self._where,
                     expected="times with a zone",
                     found=f"`{next((s for s in stamps if s.is_valid), 'none')}`, which has none",
-                    fix="Say which it is, with zone such as America/New_York or UTC",
+                    fix="Say which it is, with zone (`--set options.zone=America/New_York`)",
                 )
             stamps = pc.assume_timezone(
                 _as_ns(stamps, pa.timestamp("ns")),
