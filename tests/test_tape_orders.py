@@ -330,7 +330,7 @@ def test_files_that_are_no_tape_are_refused(tmp_path):
     )
     write(tmp_path, [])
     assert refusal(path) == (
-        "FILE: expected data for one valid row or more, found 0 records and no event. Check that "
+        "FILE: expected data for one valid row or more, found no record. Check that "
         "there is more to it than a header."
     )
     write(tmp_path, [line("x" * (1 << 21), 0, 1, 1, "created", "bid"), *snapshot()])

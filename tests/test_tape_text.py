@@ -181,7 +181,7 @@ def test_a_name_that_stands_twice_is_refused(tmp_path):
 @pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n\n"])
 def test_nothing_but_a_header_is_said_so(tmp_path, end):
     assert refusal(tmp_path, ",".join(COLUMNS).encode() + end.encode()) == (
-        "FILE: expected data for one valid row or more, found 0 records and no event. Check that "
+        "FILE: expected data for one valid row or more, found no record. Check that "
         "there is more to it than a header."
     )
 

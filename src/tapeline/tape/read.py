@@ -115,6 +115,13 @@ class Tape:
 
     def _no_valid_row(self) -> TapeError:
         counts = self._counts
+        if not self._has_begun and not counts.lines_read:
+            return TapeError(
+                self.reader.source.paths[0],
+                expected="data for one valid row or more",
+                found="no record",
+                fix="Check that there is more to it than a header",
+            )
         found = f"{counts.lines_read:,} records, {counts.outside:,} events outside every session "
         found += f"and {counts.rows:,} rows, none of them valid{listed(counts.marked())}"
         if counts.creates_repeated:
@@ -122,10 +129,8 @@ class Tape:
         return TapeError(
             self.reader.source.paths[0],
             expected="data for one valid row or more",
-            found=found if self._has_begun else f"{counts.lines_read:,} records and no event",
-            fix="Check the file and the sessions, or lower step_ns (`--set step_s=…`)"
-            if self._has_begun
-            else "Check that there is more to it than a header",
+            found=found,
+            fix="Check the file and the sessions, or lower step_ns (`--set step_s=…`)",
         )
 
     def _all(self) -> Iterator[Session]:
