@@ -71,7 +71,8 @@ NAMES = "name, seed, log_every, data, windows, model, training, validation, chec
         (
             "[checkpoint]\nxyz = 3\n",
             "checkpoint.xyz`: expected a key of checkpoint, found one that doesn't exist. "
-            "Use one of every, keep.",
+            "Use one of every, mtbf_hours, keep, keep_every, keep_best, durable, durable_every, "
+            "grace_s, notice_file.",
         ),
         (
             "[xyz]\nq = 3\n",
@@ -181,6 +182,8 @@ def test_a_wrong_key_or_value_is_named(load, tmp_path: Path, text: str, said: st
         "training.weight_decay",
         "training.clip_norm",
         "validation.fraction",
+        "checkpoint.mtbf_hours",
+        "checkpoint.grace_s",
     ],
 )
 def test_no_number_may_be_infinite_or_nan(load, tmp_path: Path, key: str, value: str) -> None:
@@ -206,6 +209,8 @@ def test_every_float_of_the_schema_is_covered_by_that() -> None:
         "training.weight_decay",
         "training.clip_norm",
         "validation.fraction",
+        "checkpoint.mtbf_hours",
+        "checkpoint.grace_s",
     }
 
 
@@ -411,7 +416,15 @@ FREE = [
     "data.store=elsewhere",
     "validation.every=7",
     "checkpoint.every=7",
+    "checkpoint.every=auto",
+    "checkpoint.mtbf_hours=7",
     "checkpoint.keep=7",
+    "checkpoint.keep_every=7",
+    "checkpoint.keep_best=7",
+    "checkpoint.durable=elsewhere",
+    "checkpoint.durable_every=7",
+    "checkpoint.grace_s=7",
+    "checkpoint.notice_file=elsewhere",
 ]
 DECIDING = [
     "data.augment=[{name='noise', arguments={std=0.1}}]",

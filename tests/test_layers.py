@@ -34,6 +34,7 @@ FLOORS = (
     ("tape", "store"),
     ("windows", "checkpoint", "ledger", "signals", "testing"),
     ("training", "supervise", "plan", "runs"),
+    ("attempt",),
     ("run", "budget", "ingest"),
     ("search", "report"),
     ("tours",),

@@ -105,10 +105,24 @@ class ValidationConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """When state is saved, and how much of it is kept."""
+    """When state is saved, how much of it is kept and where; nothing here changes a bit of it."""
 
-    every: Positive = Field(100, description="steps between checkpoints; one more at the end")
-    keep: Annotated[int, Field(ge=1)] = 3
+    every: Positive | Literal["auto"] = Field(
+        100,
+        description="steps between checkpoints, or auto: by measured costs; one more at the end",
+    )
+    mtbf_hours: PositiveFloat | None = Field(
+        None, description="mean time between failures, for auto; default: from the run's own lives"
+    )
+    keep: Positive = Field(3, description="how many of the newest stay")
+    keep_every: Positive | None = Field(None, description="the first of each so many steps stays")
+    keep_best: Annotated[int, Field(ge=0)] = Field(
+        0, description="so many with the least validation mse stay; each evaluation is then saved"
+    )
+    durable: str | None = Field(None, description="folder or URL for copies, of this run alone")
+    durable_every: Positive = Field(1000, description="steps between copies; one more at the end")
+    grace_s: PositiveFloat = Field(30.0, description="from a notice to stop to the kill")
+    notice_file: str | None = Field(None, description="the run stops once this file exists")
 
 
 class RunConfig(Config):
@@ -156,7 +170,7 @@ class RunConfig(Config):
 
     @classmethod
     def anchor(cls, values: dict[str, Any], folder: Path) -> None:
-        """Take relative paths of `data` from `folder`: the record must hold from anywhere.
+        """Take relative paths from `folder`: the record must hold from anywhere.
 
         In a file that is the file's folder; in an override the working folder, like any path
         typed on a command line.
@@ -165,6 +179,10 @@ class RunConfig(Config):
         for key in ("store", "cache"):
             if isinstance(data, dict) and isinstance(path := data.get(key), str):
                 data[key] = path if "://" in path else str((folder / path).absolute())
+        saving = values.get("checkpoint")
+        for key in ("durable", "notice_file"):
+            if isinstance(saving, dict) and isinstance(path := saving.get(key), str):
+                saving[key] = path if "://" in path else str((folder / path).absolute())
         model = values.setdefault("model", {})
         if isinstance(model, dict) and isinstance(model.setdefault("folder", "."), str):
             model["folder"] = str((folder / model["folder"]).absolute())

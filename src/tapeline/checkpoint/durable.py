@@ -148,6 +148,10 @@ class DurableTier:
             )
         return marker
 
+    def place(self, step: int) -> str:
+        """Where the copy of a step lies, or would."""
+        return f"{self._place}/{_name(step)}"
+
     def steps(self) -> list[int]:
         """The steps that have a marker, the highest first."""
         names = [name.split("/") for name in self._place.sizes()]

@@ -1,8 +1,8 @@
 """The command line: each verb parses, calls one function, and prints.
 
 Standard output carries data, standard error carries talk. Exit 0 fine, 1 finding, 2 wrong use or
-bad input. Heavy imports stand inside the verbs, so that `tapeline --help` needs neither torch nor
-NumPy.
+bad input, 75 told to stop and saved. Heavy imports stand inside the verbs, so that
+`tapeline --help` needs neither torch nor NumPy.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import typer
 
 from tapeline.cli.bench import bench
+from tapeline.cli.checkpoints import app as checkpoints
 from tapeline.cli.ingest import ingest
 from tapeline.cli.store import app as store
 from tapeline.cli.tours import demo, tutorial
@@ -32,6 +33,7 @@ app.add_typer(store, name="store")
 app.command("bench")(bench)
 app.command("train")(train)
 app.command("resume")(resume)
+app.add_typer(checkpoints, name="checkpoints")
 app.command("tutorial")(tutorial)
 app.command("demo")(demo)
 

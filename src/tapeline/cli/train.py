@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +33,7 @@ def train(
 
     from tapeline.run import start
 
-    with progress_bar("Training") as progress:
+    with _stop_told(), progress_bar("Training") as progress:
         result = start(settings, out or Path("runs") / settings.name, progress=progress)
     _print(result, as_json)
 
@@ -47,9 +49,21 @@ def resume(
     """
     from tapeline.run import resume as resume_run
 
-    with progress_bar("Training") as progress:
+    with _stop_told(), progress_bar("Training") as progress:
         result = resume_run(run, overrides or [], progress=progress)
     _print(result, as_json)
+
+
+@contextlib.contextmanager
+def _stop_told() -> Iterator[None]:
+    """Say why a run ended before its last step; the exit code stays."""
+    from tapeline.checkpoint.preempt import Preempted
+
+    try:
+        yield
+    except Preempted as stop:
+        say(f"tapeline: {stop}. Go on with `tapeline resume`.")
+        raise
 
 
 def _print(result: RunResult, as_json: bool) -> None:

@@ -162,7 +162,7 @@ class RunFolder:
         return number
 
     def end_attempt(self, number: int, *, how: str, step: int, evidence: str) -> None:
-        """Note how a life ended: "finished", "failed" or "interrupted"."""
+        """Note how a life ended: "finished", "preempted", "failed" or "interrupted"."""
         with Journal(self.attempts_path) as journal:
             journal.append(
                 {

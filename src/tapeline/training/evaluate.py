@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -38,11 +39,23 @@ class Evaluation:
 
 
 def evaluate(
-    model: nn.Module, source: BatchSource, index: WindowIndex, batch: int = 1024
+    model: nn.Module,
+    source: BatchSource,
+    index: WindowIndex,
+    batch: int = 1024,
+    *,
+    between: Callable[[], None] | None = None,
 ) -> Evaluation:
     """Evaluate a model, in evaluation mode and without gradients; each part's mode is put back.
 
     Sums are in float64. The last batch is shorter: nothing is dropped, nothing counted twice.
+
+    Args:
+        model: maps `[n, inputs]` to `[n]` or `[n, 1]`.
+        source: gives the batches.
+        index: the windows.
+        batch: windows in one forward pass.
+        between: called before each batch; what it raises ends the evaluation.
 
     Raises:
         WindowError: the windows aren't the source's.
@@ -60,6 +73,8 @@ def evaluate(
     try:
         with torch.no_grad():
             for start in range(0, index.num_windows, batch):
+                if between:
+                    between()
                 windows = np.arange(start, min(start + batch, index.num_windows))
                 x, y = source.batch(*index.locate(windows))
                 prediction = predict(model, torch.from_numpy(x).to(device)).cpu().double()

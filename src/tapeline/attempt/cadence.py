@@ -1,0 +1,114 @@
+"""When a life of a run saves: at every so many steps, or as measured costs say.
+
+Covers: taking the times between hooks, handing them to the interval controller, and the journal
+of what it decides. Does not cover how the interval is chosen (`checkpoint.interval`).
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import datetime
+from pathlib import Path
+
+from tapeline.checkpoint import Checkpointer, SaveStats
+from tapeline.checkpoint.interval import Decision, IntervalController
+from tapeline.clock import Clock
+from tapeline.config import CheckpointConfig
+from tapeline.files import Journal
+from tapeline.runs import RunFolder
+
+INTERVALS = "intervals.jsonl"
+_S_PER_HOUR = 3600.0
+_NS = 1e9
+
+
+class Cadence:
+    """Decides at which steps to save, and keeps the times it is decided by.
+
+    After each step the loop's hook calls `step_done`, asks `due`, calls `saved` after a save, and
+    `go_on` last: what hooks do between the two is not part of a step.
+
+    Args:
+        every: steps between saves, or the controller.
+        last: the last step of the run, which is always saved.
+        checkpointer: its counters are read.
+        clock: for the times.
+    """
+
+    def __init__(
+        self, every: int | IntervalController, last: int, checkpointer: Checkpointer, clock: Clock
+    ) -> None:
+        self._every = every
+        self.last = last
+        self._checkpointer = checkpointer
+        self._clock = clock
+        self._stats = SaveStats()
+        self._began_ns = clock.monotonic_ns()
+        self.longest_step_s = 0.0
+        self.longest_save_s = 0.0
+
+    def step_done(self, number: int) -> None:
+        """Take the time of step `number`, and of a background write that has ended."""
+        # A clock that stood still must not make a step of no length: costs are divided by it.
+        seconds = max(1, self._clock.monotonic_ns() - self._began_ns) / _NS
+        self.longest_step_s = max(self.longest_step_s, seconds)
+        stats = self._checkpointer.stats()
+        written_s = stats.background_s - self._stats.background_s
+        if written_s > 0:
+            self.longest_save_s = max(self.longest_save_s, written_s)
+        if isinstance(self._every, IntervalController):
+            self._every.step_done(seconds, writing=self._checkpointer.busy)
+            if written_s > 0:
+                self._every.written(number, written_s)
+        self._stats = stats
+
+    def due(self, number: int) -> bool:
+        """Whether to save after step `number`."""
+        if isinstance(self._every, IntervalController):
+            return self._every.due(number)
+        return number % self._every == 0 or number == self.last
+
+    def saved(self, number: int) -> None:
+        """Take what a save after step `number` cost the loop."""
+        blocked_s = self._checkpointer.stats().blocked_s - self._stats.blocked_s
+        self.longest_save_s = max(self.longest_save_s, blocked_s)
+        if isinstance(self._every, IntervalController):
+            self._every.saved(number, blocked_s, writing=self._checkpointer.busy)
+
+    def go_on(self) -> None:
+        """The next step begins now."""
+        self._began_ns = self._clock.monotonic_ns()
+
+
+def interval_controller(
+    run: RunFolder, settings: CheckpointConfig, *, attempt: int, first: int, last: int
+) -> IntervalController:
+    """The controller of `checkpoint.every = "auto"` for one life; its decisions are journalled.
+
+    A life that was killed counts as a failure, and for no time, since nobody recorded its end:
+    the failure rate is rather too high then, and saves too frequent.
+    """
+    path = run.path / INTERVALS
+
+    def log(decision: Decision) -> None:
+        with Journal(path) as journal:
+            journal.append({"attempt": attempt, **decision.as_record()})
+
+    earlier = [life for life in run.attempts() if life["attempt"] < attempt]
+    return IntervalController(
+        first_step=first,
+        total_steps=last,
+        job=f"{socket.gethostname()}:{Path(run.path).absolute()}",
+        mtbf_s=settings.mtbf_hours * _S_PER_HOUR if settings.mtbf_hours else None,
+        num_failures=sum(life.get("how") in ("killed", "failed") for life in earlier),
+        exposure_s=sum(
+            _lived_s(life["started"], life["ended"]) for life in earlier if "ended" in life
+        ),
+        log=log,
+    )
+
+
+def _lived_s(started: str, ended: str) -> float:
+    """Seconds between two times of the record; a clock that was set back gives none."""
+    between = datetime.fromisoformat(ended) - datetime.fromisoformat(started)
+    return max(0.0, between.total_seconds())

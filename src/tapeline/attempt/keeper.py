@@ -1,0 +1,175 @@
+"""What is saved during a life of a run, where it is copied to, and stopping when told to.
+
+Covers: the hook that saves, the durable copies behind it, and the end by a preemption. Does not
+cover which steps are due (`cadence`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from tapeline.attempt.cadence import Cadence
+from tapeline.checkpoint import Checkpointer, State
+from tapeline.checkpoint.drain import Drain
+from tapeline.checkpoint.durable import DurableTier
+from tapeline.checkpoint.preempt import Preempted, PreemptionGuard
+from tapeline.checkpoint.shelf import METRIC
+from tapeline.errors import TapelineError
+
+
+class Copies:
+    """The durable copies of a run: which saves are copied, and the thread that does it.
+
+    A copy that fails is told in a warning, since the next one may succeed; the last one of a run
+    is not allowed to fail.
+
+    Args:
+        tier: where to.
+        every: steps between copies.
+        last: the last step of the run, which is always copied.
+    """
+
+    def __init__(self, tier: DurableTier, every: int, last: int) -> None:
+        self._every = every
+        self._last = last
+        there = tier.steps()
+        self._newest = max(there, default=0)
+        self._finished = last in there
+        self.drain = Drain(tier, lambda _: None)
+
+    def due(self, step: int) -> bool:
+        """Whether the save of a step is to be copied; asked once for each save."""
+        if step == self._last:
+            return not self._finished
+        due = step // self._every > self._newest // self._every
+        if due:
+            self._newest = step
+        return due
+
+    def resume(self, step: int, folder: Path) -> None:
+        """Copy what a life before this one should have copied."""
+        if step and self.due(step):
+            self.drain.submit(folder)
+
+    def check(self) -> None:
+        """Warn of a copy that failed; asked between two steps."""
+        try:
+            self.drain.raise_failure()
+        except TapelineError as error:
+            warnings.warn(f"A checkpoint was not copied: {error}", RuntimeWarning, stacklevel=2)
+
+
+@contextlib.contextmanager
+def copying(copies: Copies | None) -> Iterator[None]:
+    """Wait at the end of the block until all is copied.
+
+    Raises:
+        CheckpointError: a copy failed; where the block ended by an error, that one is raised and
+            told of the copy.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if copies:
+            try:
+                copies.drain.close()
+            except TapelineError as failure:
+                error.add_note(f"A checkpoint was not copied either: {failure}")
+        raise
+    if copies:
+        copies.drain.close()
+
+
+class Keeper:
+    """The hook that saves the run, and ends it when it is told to stop.
+
+    Args:
+        checkpointer: saves.
+        cadence: says when.
+        guard: says whether to stop.
+        capture: the state after a step.
+        settle: puts on disk what a checkpoint must not be ahead of, up to a step.
+        copies: durable ones, if any.
+        attempt: which life this is.
+        first: the step it begins from.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        cadence: Cadence,
+        guard: PreemptionGuard,
+        *,
+        capture: Callable[[int], State],
+        settle: Callable[[int], None],
+        copies: Copies | None,
+        attempt: int,
+        first: int,
+    ) -> None:
+        self._checkpointer = checkpointer
+        self._cadence = cadence
+        self._guard = guard
+        self._capture = capture
+        self._settle = settle
+        self._copies = copies
+        self._attempt = attempt
+        self._metric: tuple[int, float] | None = None
+        self._saved = first
+
+    def step_done(self, number: int, _: Tensor) -> None:
+        """The hook before all others: the step has ended."""
+        self._checkpointer.check()  # a write in the background that failed ends the run here
+        if self._copies:
+            self._copies.check()
+        self._cadence.step_done(number)
+
+    def validated(self, number: int, mse: float) -> None:
+        """Note what an evaluation after step `number` found: saves compare it."""
+        self._metric = (number, mse)
+
+    def __call__(self, number: int, _: Tensor) -> None:
+        """The hook that saves where that is due."""
+        if self._cadence.due(number):
+            self.save(number)
+        if number < self._cadence.last:
+            self.stop_if_told(number)
+
+    def go_on(self, _: int, __: Tensor) -> None:
+        """The hook after all others: the next step begins."""
+        self._cadence.go_on()
+
+    def stop_if_told(self, number: int) -> None:
+        """Save after step `number` and end the run, if a notice has come.
+
+        Raises:
+            Preempted: it was saved; the exit code tells a supervisor to start it again.
+        """
+        if not self._guard.agreed():
+            return
+        self.save(number, leaving=True)
+        self._checkpointer.wait()
+        raise Preempted(number, str(self._guard.reason))
+
+    def save(self, number: int, *, leaving: bool = False) -> None:
+        """Save after step `number`, unless that was done; what is `leaving` is copied as well."""
+        if self._saved == number:
+            return
+        self._settle(number)
+        of_step, mse = self._metric or (None, math.nan)
+        metric = mse if of_step == number and math.isfinite(mse) else None
+        self._checkpointer.save(
+            self._capture(number),
+            metadata={"attempt": self._attempt, METRIC: metric},
+            durable=bool(self._copies and (self._copies.due(number) or leaving)),
+        )
+        self._saved = number
+        self._cadence.saved(number)
+        self._guard.measured(
+            save_s=self._cadence.longest_save_s, poll_s=self._cadence.longest_step_s
+        )

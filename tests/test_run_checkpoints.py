@@ -1,0 +1,398 @@
+"""What a run does with its checkpoints: stops when told to, keeps by rules, chooses, copies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from tapeline.checkpoint import Shelf
+from tapeline.checkpoint.durable import DurableTier
+from tapeline.checkpoint.preempt import EXIT_PREEMPTED, Preempted
+from tapeline.clock import FakeClock, SystemClock
+from tapeline.config import RunConfig
+from tapeline.errors import CheckpointError
+from tapeline.files import read_journal
+from tapeline.run import RunResult, resume, start
+from tapeline.runs import RunFolder
+from tapeline.store import write_shards
+from tapeline.tape import synthetic_sessions
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    write_shards(synthetic_sessions(2, rows=300), folder / "store", "mmap")
+    return folder
+
+
+def config_of(workplace: Path, *overrides: str) -> RunConfig:
+    values = {
+        "data": {"store": str(workplace / "store")},
+        "training": {"steps": 40, "batch": 32},
+        "validation": {"every": 10},
+        "checkpoint": {"every": 8, "keep": 2},
+    }
+    return RunConfig.from_mapping(values, "test", overrides)
+
+
+@pytest.fixture(scope="module")
+def whole(workplace: Path) -> RunResult:
+    """The run that was never disturbed."""
+    return start(config_of(workplace), workplace / "whole")
+
+
+class Stop(BaseException):
+    """A crash in between."""
+
+
+def crash_at(step: int):
+    def progress(done: int, _: int) -> None:
+        if done == step:
+            raise Stop
+
+    return progress
+
+
+def crashed(workplace: Path, run: Path, step: int, *overrides: str) -> Path:
+    with pytest.raises(Stop):
+        start(config_of(workplace, *overrides), run, progress=crash_at(step))
+    return run
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def lives(run: Path) -> list[dict]:
+    return RunFolder(run, FakeClock()).attempts()
+
+
+def steps_of(run: Path) -> list[int]:
+    return sorted(Shelf(run / "checkpoints").steps())
+
+
+# --- told to stop
+
+TRAINING = """
+import signal, sys
+from pathlib import Path
+from tapeline.cli import main
+import tapeline.attempt.life as life
+
+where, at = {where!r}, {at}
+def tell(done, _=None):
+    if done == at:
+        print("there", flush=True)
+        sys.stdin.readline()
+
+if where == "step":
+    really = life._Life._tell
+    life._Life._tell = lambda self, number, loss: (really(self, number, loss), tell(number))
+else:
+    really_evaluate = life.evaluate
+    calls = []
+    def evaluate(*arguments, between, **options):
+        calls.append(None)
+        def between_batches():
+            tell(len(calls) * 10)
+            between()
+        return really_evaluate(*arguments, between=between_batches, **options)
+    life.evaluate = evaluate
+sys.argv = {argv!r}
+main()
+"""
+
+
+def told_to_stop(argv: list[str], number: signal.Signals, where: str, at: int):
+    """A real process that is sent a real signal at a known moment."""
+    code = TRAINING.format(where=where, at=at, argv=["tapeline", *argv])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "there\n", process.communicate()[1]
+    process.send_signal(number)
+    _, err = process.communicate("go on\n")
+    return process.returncode, err
+
+
+@pytest.mark.parametrize(
+    ("number", "where", "at", "saved"),
+    [
+        (signal.SIGTERM, "step", 19, 20),
+        (signal.SIGUSR1, "evaluation", 20, 20),
+        (signal.SIGTERM, "evaluation", 40, 40),
+    ],
+)
+def test_a_signal_stops_a_run_saved_and_it_goes_on_bitwise(
+    workplace, whole, tmp_path, number, where, at, saved
+):
+    (tmp_path / "run.toml").write_text(
+        textwrap.dedent(
+            f"""
+            [data]
+            store = "{workplace / "store"}"
+            [training]
+            steps = 40
+            batch = 32
+            [validation]
+            every = 10
+            [checkpoint]
+            every = 8
+            keep = 2
+            """
+        )
+    )
+    run = tmp_path / "run"
+    code, err = told_to_stop(
+        ["train", str(tmp_path / "run.toml"), "--out", str(run)], number, where, at
+    )
+    assert code == EXIT_PREEMPTED, err
+    assert err.endswith(
+        f"tapeline: preempted by {number.name}; saved at step {saved}. "
+        "Go on with `tapeline resume`.\n"
+    )
+    (life,) = lives(run)
+    assert (life["how"], life["step"]) == ("preempted", saved)
+    assert max(steps_of(run)) == saved
+    result = resume(run)
+    assert result.from_step == saved
+    assert result.part_sha256 == whole.part_sha256
+    assert result.losses == whole.losses
+    assert result.validation == whole.validation
+    assert list(RunFolder(run, FakeClock()).validations()) == [10, 20, 30, 40]
+
+
+def test_a_notice_file_stops_a_run_too(workplace, whole, tmp_path):
+    notice = tmp_path / "notice"
+    notice.touch()
+    with pytest.raises(Preempted) as stopped:
+        start(config_of(workplace, f"checkpoint.notice_file={notice}"), tmp_path / "run")
+    assert str(stopped.value) == f"preempted by the notice file {notice}; saved at step 1"
+    notice.unlink()
+    assert resume(tmp_path / "run").state_sha256 == whole.state_sha256
+
+
+def test_in_another_thread_a_run_trains_without_signals(workplace, whole, tmp_path):
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(start(config_of(workplace), tmp_path / "run"))
+    )
+    thread.start()
+    thread.join()
+    assert found[0].state_sha256 == whole.state_sha256
+
+
+def test_a_grace_period_that_is_too_short_is_told_beforehand(workplace, tmp_path):
+    with pytest.warns(RuntimeWarning, match="the grace period is 1e-06 s"):
+        start(config_of(workplace, "checkpoint.grace_s=1e-6"), tmp_path / "run")
+
+
+# --- what is kept
+
+
+def test_what_the_rules_keep_stays(workplace, tmp_path):
+    run = tmp_path / "run"
+    start(
+        config_of(
+            workplace,
+            "checkpoint.keep=1",
+            "checkpoint.keep_every=20",
+            "checkpoint.keep_best=1",
+            "training.learning_rate=0.05",
+        ),
+        run,
+    )
+    mse = {step: v["mse"] for step, v in RunFolder(run, FakeClock()).validations().items()}
+    best = min(mse, key=mse.get)
+    assert steps_of(run) == sorted({20, 40, best})
+    metrics = {e.step: e.metadata["metric"] for e in Shelf(run / "checkpoints").entries()}
+    assert metrics == {step: mse[step] for step in steps_of(run)}
+
+
+def test_a_step_that_was_not_evaluated_has_no_metric(workplace, whole):
+    entries = Shelf(workplace / "whole" / "checkpoints").entries()
+    assert [(e.step, e.metadata["metric"] is None, e.metadata["attempt"]) for e in entries] == [
+        (40, False, 1),
+        (32, True, 1),
+    ]
+
+
+# --- which one a run resumes from
+
+
+def test_a_checkpoint_whose_resume_failed_twice_is_passed_over_aloud(workplace, whole, tmp_path):
+    run = crashed(workplace, tmp_path / "run", 25)
+    for _ in range(2):
+        with pytest.raises(Stop):
+            resume(run, progress=crash_at(26))
+    result = resume(run)
+    assert result.from_step == 16
+    (skipped,) = result.skipped
+    assert skipped.path == run / "checkpoints" / "step-00000024"
+    assert skipped.reason == "tainted: the resumes in attempts 2, 3 failed within 10 steps"
+    assert result.part_sha256 == whole.part_sha256
+    assert [life["from_step"] for life in lives(run)] == [0, 24, 24, 16]
+
+
+def test_a_resume_that_came_far_enough_is_no_suspect(workplace, tmp_path):
+    run = crashed(workplace, tmp_path / "run", 9)
+    for _ in range(3):
+        with pytest.raises(Stop):
+            resume(run, ["checkpoint.every=100"], progress=crash_at(18))
+    assert resume(run).from_step == 8
+
+
+def test_where_all_are_suspect_the_newest_is_taken_aloud(workplace, whole, tmp_path):
+    run = crashed(workplace, tmp_path / "run", 9)
+    for _ in range(2):
+        with pytest.raises(Stop):
+            resume(run, progress=crash_at(10))
+    with pytest.warns(RuntimeWarning, match="resumes from every usable checkpoint have failed"):
+        result = resume(run)
+    assert result.from_step == 8
+    assert result.state_sha256 == whole.state_sha256
+
+
+def test_what_a_life_before_saved_beyond_the_choice_is_out_of_line(workplace, whole, tmp_path):
+    """The later one was damaged, passed over, and has become whole again: it was given up."""
+    run = crashed(workplace, tmp_path / "run", 25)
+    later = run / "checkpoints" / "step-00000024" / "rank-0.safetensors"
+    flip(later)
+    with pytest.raises(Stop):
+        resume(run, ["checkpoint.every=9"], progress=crash_at(19))
+    flip(later)
+    result = resume(run)
+    assert result.from_step == 18
+    (skipped,) = result.skipped
+    assert skipped.reason == (
+        "attempt 2 began again from step 16: what attempt 1 saved beyond that was given up"
+    )
+    assert result.state_sha256 == whole.state_sha256
+
+
+def test_a_checkpoint_of_another_run_is_passed_over(workplace, whole, tmp_path):
+    run = crashed(workplace, tmp_path / "run", 9)
+    shutil.copytree(
+        workplace / "whole" / "checkpoints" / "step-00000040",
+        run / "checkpoints" / "step-00000040",
+    )
+    result = resume(run)
+    assert result.from_step == 8
+    assert result.skipped[0].reason.startswith("it is of run run, begun ")
+
+
+# --- how often
+
+
+class Ticking(SystemClock):
+    """Every look at it is a second later."""
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        self._now_ns += 1_000_000_000
+        return self._now_ns
+
+
+def test_auto_saves_by_measured_costs_and_journals_why(workplace, whole, tmp_path):
+    run = tmp_path / "run"
+    config = config_of(
+        workplace,
+        "checkpoint.every=auto",
+        "checkpoint.mtbf_hours=0.05",
+        "checkpoint.keep=99",
+        "checkpoint.grace_s=1e6",
+        "training.steps=300",
+    )
+    assert config.hash() == config_of(workplace, "training.steps=300").hash()
+    start(config, run, clock=Ticking())
+    decisions = read_journal(run / "intervals.jsonl")
+    assert decisions[0]["attempt"] == 1
+    assert decisions[0]["mtbf"]["middle_s"] == 180.0
+    low, high = decisions[0]["range_steps"]
+    assert low <= decisions[0]["num_steps"] <= high
+    saved = steps_of(run)
+    assert saved[0] == decisions[0]["at_step"]
+    assert decisions[0]["next_step"] in saved
+    assert 3 <= len(saved) < 100
+    assert saved[-1] == 300
+
+
+def test_a_run_shorter_than_its_first_interval_is_saved_once(workplace, whole, tmp_path):
+    run = tmp_path / "run"
+    assert start(config_of(workplace, "checkpoint.every=auto"), run).state_sha256 == (
+        whole.state_sha256
+    )
+    assert steps_of(run) == [40]
+
+
+# --- the durable tier
+
+
+def durable(tmp_path: Path, every: int = 10) -> tuple[str, str]:
+    return (f"checkpoint.durable={tmp_path / 'far'}", f"checkpoint.durable_every={every}")
+
+
+def test_copies_are_made_behind_and_a_lost_disk_is_survived(workplace, whole, tmp_path):
+    run = crashed(workplace, tmp_path / "run", 25, *durable(tmp_path))
+    assert DurableTier(tmp_path / "far").steps() == [24, 16]
+    shutil.rmtree(run / "checkpoints")
+    result = resume(run)
+    assert result.from_step == 24
+    assert result.part_sha256 == whole.part_sha256
+    assert DurableTier(tmp_path / "far").steps() == [40, 32, 24, 16]
+    assert DurableTier(tmp_path / "far").verify(40).metadata["attempt"] == 2
+
+
+def test_a_damaged_local_one_is_replaced_by_its_copy(workplace, whole, tmp_path):
+    run = crashed(workplace, tmp_path / "run", 25, *durable(tmp_path))
+    flip(run / "checkpoints" / "step-00000024" / "rank-0.safetensors")
+    result = resume(run)
+    assert (result.from_step, result.skipped) == (24, ())
+    assert result.part_sha256 == whole.part_sha256
+
+
+def test_a_run_that_is_told_to_stop_leaves_a_copy(workplace, tmp_path):
+    notice = tmp_path / "notice"
+    notice.touch()
+    settings = (*durable(tmp_path, 1000), f"checkpoint.notice_file={notice}")
+    with pytest.raises(Preempted):
+        start(config_of(workplace, *settings), tmp_path / "run")
+    assert DurableTier(tmp_path / "far").steps() == [1]
+
+
+def test_a_copy_that_fails_is_told_and_made_up_for(workplace, tmp_path):
+    run, far = tmp_path / "run", tmp_path / "far"
+    crashed(workplace, run, 9)
+    far.touch()  # in the way of the folder
+    with (
+        pytest.warns(RuntimeWarning, match="A checkpoint was not copied: .*far: expected a place"),
+        pytest.raises(CheckpointError, match="far: expected a place for durable copies"),
+    ):
+        resume(run, durable(tmp_path))
+    assert lives(run)[-1]["how"] == "failed"
+    assert steps_of(run)[-1] == 40
+    far.unlink()
+    assert resume(run, durable(tmp_path)).from_step == 40
+    assert DurableTier(far).steps() == [40]
+
+
+def test_the_record_is_json_whatever_the_settings(workplace, tmp_path):
+    run = crashed(workplace, tmp_path / "run", 9, "checkpoint.every=auto", *durable(tmp_path))
+    assert json.loads((run / "run.json").read_text())["config"]["checkpoint"]["every"] == "auto"
+    assert resume(run).from_step == 0
