@@ -112,6 +112,22 @@ def test_the_list_shows_both_tiers(tapeline):
     assert {row["step"]: row["metric"] for row in rows} == mse
 
 
+def test_the_list_tells_an_interval_that_was_chosen(tapeline):
+    decision = {
+        "at_step": 4,
+        "num_steps": 6,
+        "range_steps": [5, None],
+        "why": "the best interval",
+        "costs": {"blocking_s": 0.25, "write_s": 0.0, "step_s": 0.5},
+    }
+    Path("run/intervals.jsonl").write_text(json.dumps(decision) + "\n")
+    assert tapeline("run")[2] == (
+        "interval from step 4: 6 steps (5 to any), the best interval; a save blocks 0.25 s and is "
+        "written for 0 s, a step takes 0.5 s\n"
+    )
+    assert json.loads(tapeline("run", "--json")[1])["interval"] == decision
+
+
 def test_the_list_is_a_table_with_or_without_its_name(tapeline):
     code, out, _ = tapeline("run", *FAR)
     assert code == 0

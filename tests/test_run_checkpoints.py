@@ -11,7 +11,9 @@ import textwrap
 import threading
 from pathlib import Path
 
+import fsspec
 import pytest
+from helpers_s3 import s3_server
 
 from tapeline.checkpoint import Shelf
 from tapeline.checkpoint.durable import DurableTier
@@ -367,13 +369,29 @@ def test_a_damaged_local_one_is_replaced_by_its_copy(workplace, whole, tmp_path)
     assert result.part_sha256 == whole.part_sha256
 
 
-def test_a_run_that_is_told_to_stop_leaves_a_copy(workplace, tmp_path):
+@pytest.mark.parametrize("every", [1, 8])
+def test_a_run_that_is_told_to_stop_leaves_a_copy(workplace, tmp_path, every):
     notice = tmp_path / "notice"
     notice.touch()
     settings = (*durable(tmp_path, 1000), f"checkpoint.notice_file={notice}")
     with pytest.raises(Preempted):
-        start(config_of(workplace, *settings), tmp_path / "run")
+        start(config_of(workplace, *settings, f"checkpoint.every={every}"), tmp_path / "run")
     assert DurableTier(tmp_path / "far").steps() == [1]
+
+
+def test_a_run_survives_the_loss_of_its_machine_on_an_object_store(
+    workplace, whole, tmp_path, monkeypatch
+):
+    with s3_server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        fsspec.filesystem("s3").mkdir("runs")
+        settings = ("checkpoint.durable=s3://runs/one", "checkpoint.durable_every=10")
+        run = crashed(workplace, tmp_path / "run", 25, *settings)
+        shutil.rmtree(run / "checkpoints")
+        result = resume(run)
+    assert result.from_step == 24
+    assert result.part_sha256 == whole.part_sha256
 
 
 def test_a_copy_that_fails_is_told_and_made_up_for(workplace, tmp_path):

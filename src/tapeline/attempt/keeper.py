@@ -45,12 +45,17 @@ class Copies:
 
     def due(self, step: int) -> bool:
         """Whether the save of a step is to be copied; asked once for each save."""
-        if step == self._last:
-            return not self._finished
         due = step // self._every > self._newest // self._every
+        if step == self._last:
+            due = not self._finished
         if due:
             self._newest = step
         return due
+
+    def leave(self, step: int, folder: Path) -> None:
+        """Copy the last save of a life that is told to stop: its machine may be taken away."""
+        if step > self._newest:
+            self.drain.submit(folder)
 
     def resume(self, step: int, folder: Path) -> None:
         """Copy what a life before this one should have copied."""
@@ -137,7 +142,7 @@ class Keeper:
         """The hook that saves where that is due."""
         if self._cadence.due(number):
             self.save(number)
-        if number < self._cadence.last:
+        if number < self._cadence.last:  # else the run has ended anyway
             self.stop_if_told(number)
 
     def go_on(self, _: int, __: Tensor) -> None:
@@ -152,12 +157,14 @@ class Keeper:
         """
         if not self._guard.agreed():
             return
-        self.save(number, leaving=True)
+        self.save(number)
         self._checkpointer.wait()
+        if self._copies:
+            self._copies.leave(number, self._checkpointer.path(number))
         raise Preempted(number, str(self._guard.reason))
 
-    def save(self, number: int, *, leaving: bool = False) -> None:
-        """Save after step `number`, unless that was done; what is `leaving` is copied as well."""
+    def save(self, number: int) -> None:
+        """Save after step `number`, unless that was done."""
         if self._saved == number:
             return
         self._settle(number)
@@ -166,7 +173,7 @@ class Keeper:
         self._checkpointer.save(
             self._capture(number),
             metadata={"attempt": self._attempt, METRIC: metric},
-            durable=bool(self._copies and (self._copies.due(number) or leaving)),
+            durable=bool(self._copies and self._copies.due(number)),
         )
         self._saved = number
         self._cadence.saved(number)

@@ -202,7 +202,7 @@ class _Life:
                     self._validate(number, metrics, keeper)
 
             if copies:
-                copies.resume(self._first, self._run.checkpoints_path / f"step-{self._first:08d}")
+                copies.resume(self._first, checkpointer.path(self._first))
             if self._first and self._first not in self._run.validations():
                 validate(self._first)  # a stop in the middle of it left it out
             hooks = (

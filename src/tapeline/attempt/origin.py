@@ -99,7 +99,8 @@ def restore(
     while True:
         choice = choose([candidates], run=identity, starts=starts, tainted=tainted)
         skipped = _skipped(choice, candidates)
-        if choice.identity is None and any(one.fault is None for one in candidates) and tainted:
+        suspects = [one for one in choice.passed_over if one.reason == tainted.get(one.identity)]
+        if choice.identity is None and suspects:
             # If resuming fails from every one of them, it isn't for what they hold.
             warnings.warn(
                 f"{run.path}: resumes from every usable checkpoint have failed twice; the newest "

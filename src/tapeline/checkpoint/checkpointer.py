@@ -108,6 +108,10 @@ class Checkpointer:
         """Whether a save is being written in the background."""
         return self._write.busy
 
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step lies, or would."""
+        return self._shelf.path(step)
+
     def resumed_from(self, step: int) -> None:
         """Note that the run goes on from here: later checkpoints were passed over.
 

@@ -40,10 +40,20 @@ def list_(run: Run, overrides: Set = None, as_json: Json = False) -> None:
     from tapeline.attempt import KeptCheckpoints
     from tapeline.report import Table, format_bytes, print_table
 
-    rows = KeptCheckpoints(run, overrides or []).rows()
+    kept = KeptCheckpoints(run, overrides or [])
+    rows, interval = kept.rows(), kept.interval()
     if as_json:
-        print_json({"run": str(run), "checkpoints": [row.as_dict() for row in rows]})
+        told = [row.as_dict() for row in rows]
+        print_json({"run": str(run), "checkpoints": told, "interval": interval})
         return
+    if interval:
+        low, high = interval["range_steps"]
+        costs = {name: f"{seconds:.3g} s" for name, seconds in interval["costs"].items()}
+        say(
+            f"interval from step {interval['at_step']}: {interval['num_steps']} steps "
+            f"({low} to {high or 'any'}), {interval['why']}; a save blocks {costs['blocking_s']} "
+            f"and is written for {costs['write_s']}, a step takes {costs['step_s']}"
+        )
     columns = ["step", "tier", "size", "saved", "verified", "val mse", "tags", "attempt", "note"]
     print_table(
         Table(
