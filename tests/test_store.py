@@ -412,8 +412,8 @@ def test_a_store_cannot_lie_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("kept")
     with refused(
         tmp_path / "s" / "mmap",
-        "expected a place for new shards, found files already there. "
-        "Choose another folder, or replace them with `--replace` (`replace=True`).",
+        f"expected a folder that can be made and written to, found a file, {tmp_path / 's'}. "
+        "Choose another folder, or change its permissions.",
     ):
         write_shards([ODD], tmp_path / "s", "mmap")
     assert (tmp_path / "s").read_text() == "kept"

@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,8 @@ from hypothesis import strategies as st
 from tapeline.errors import StoreError
 from tapeline.files import ASIDE, canonical_json
 from tapeline.session import Session, SessionKey
-from tapeline.store import EVERY_FORMAT, Shards, write_shards
+from tapeline.store import EVERY_FORMAT, Shards, append_shards, write_shards
+from tapeline.store.place import locked
 
 INDEX_FIX = "Write the store again with this version of tapeline."
 FILES = {
@@ -380,5 +383,84 @@ def test_a_store_killed_before_its_last_rename_never_opens(tmp_path: Path) -> No
             assert str(error).startswith(f"{root}: expected a store in mmap or npy or zarr or csv")
         if done.returncode == 0:
             break
-    # whole only once renamed: killed at the two syncs of the folders above, or not at all
-    assert opened == [[], [], []]
+    # whole only once renamed: killed at the sync of the folder above, or not at all
+    assert opened == [[], []]
+
+
+REPLACE = """
+import os, sys, pathlib, numpy as np
+from tapeline.store import write_shards
+left = [int(sys.argv[2])]
+def deadly(real):
+    def call(*a, **k):
+        if left[0] == 0: os.kill(os.getpid(), 9)
+        left[0] -= 1
+        return real(*a, **k)
+    return call
+os.rmdir, os.unlink = deadly(os.rmdir), deadly(os.unlink)
+pathlib.Path.rename = deadly(pathlib.Path.rename)
+write_shards([np.ones((3, 2))], sys.argv[1], sys.argv[3], replace=True)
+"""
+
+
+@pytest.mark.parametrize("fmt", ["mmap", "npy"])
+def test_a_replacement_killed_at_any_rename_leaves_the_old_shards_or_the_new(
+    tmp_path: Path, fmt: str
+) -> None:
+    """Between the two renames nothing is in place; the old shards are found aside, once."""
+    write_shards([np.ones((3, 2))], tmp_path / "new", fmt)
+    write_shards(sessions(), tmp_path / "old", fmt)
+    old, new = (Shards(tmp_path / name).fingerprint for name in ("old", "new"))
+    found, was_gone = [], 0
+    for point in range(20):
+        root = tmp_path / f"s{point}"
+        write_shards(sessions(), root, fmt)
+        command = [sys.executable, "-c", REPLACE, str(root), str(point), fmt]
+        done = subprocess.run(command, check=False)
+        if done.returncode == 0:
+            break
+        was_gone += not (root / fmt).exists()
+        shards = Shards(root)
+        assert shards.verify() == []
+        found.append(shards.fingerprint)
+        write_shards([np.ones((3, 2))], root, fmt, replace=True)
+        assert [path.name for path in root.iterdir()] == [fmt], "nothing is left aside"
+        assert Shards(root).fingerprint == new
+    assert was_gone == 1
+    assert found[:2] == [old, old]
+    assert set(found[2:]) == {new}
+
+
+@pytest.mark.parametrize("write", [write_shards, append_shards])
+def test_shards_that_lie_aside_are_put_back_by_a_write_too(tmp_path: Path, write: Any) -> None:
+    write_shards(sessions(), tmp_path, "mmap")
+    before = Shards(tmp_path).fingerprint
+    (tmp_path / "mmap" / "replaced").touch()
+    (tmp_path / "mmap").rename(tmp_path / f"{ASIDE}mmap.0123456789ab")
+    other = tmp_path / f"{ASIDE}mmap.ffffffffffff"
+    other.mkdir()
+    if write is append_shards:
+        assert append_shards(sessions(), tmp_path, "mmap") == 0
+    else:
+        with pytest.raises(StoreError, match="found files already there"):
+            write_shards(sessions(), tmp_path, "mmap")
+    assert Shards(tmp_path).fingerprint == before
+    assert [path.name for path in tmp_path.iterdir()] == ["mmap"]
+    assert not (tmp_path / "mmap" / "replaced").exists()
+
+
+def test_a_replacement_waits_for_an_append_that_goes_on(tmp_path: Path) -> None:
+    write_shards(sessions(), tmp_path, "mmap")
+    replaced = threading.Event()
+
+    def replace() -> None:
+        write_shards([np.ones((3, 2))], tmp_path, "mmap", replace=True)
+        replaced.set()
+
+    with locked(tmp_path):
+        writer = threading.Thread(target=replace)
+        writer.start()
+        assert not replaced.wait(0.2)
+        assert len(Shards(tmp_path)) == 2
+    writer.join()
+    assert len(Shards(tmp_path)) == 1

@@ -25,7 +25,9 @@ from tapeline.configfile import Config
 from tapeline.errors import TapeError
 from tapeline.session import Session
 from tapeline.store import append_shards, write_part, write_shards
+from tapeline.store.layout import check_format
 from tapeline.store.parts import PARTS
+from tapeline.store.place import place_of
 from tapeline.tape import (
     Calendar,
     Gaps,
@@ -201,6 +203,7 @@ def ingest(
         TapelineError: a file can't be read, or its sessions don't fit the store, which is then
             as it was.
     """
+    check_out(root, fmt)
     reports: list[TapeReport] = []
     sessions = _read(tapes, reading, reports, progress)
     if replace:
@@ -243,6 +246,7 @@ def ingest_parallel(
     Raises:
         TapelineError: as `ingest` does; parts that were whole are kept for the next try.
     """
+    check_out(root, fmt)
     num = min(num_jobs, len(tapes))
     spawn = multiprocessing.get_context("spawn")  # forking a process with threads can hang it
     with ProcessPoolExecutor(num, mp_context=spawn) as pool:
@@ -260,6 +264,16 @@ def ingest_parallel(
         )
     shutil.rmtree(root / PARTS)
     return Ingested(tuple(itertools.chain.from_iterable(part.reports for part in done)))
+
+
+def check_out(root: Path, fmt: str) -> None:
+    """Refuse, before any file is read, what no store can be written as or where none can lie.
+
+    Raises:
+        StoreError: an unknown format, or a place that can't be made or written to.
+    """
+    check_format(fmt)
+    place_of(root, fmt).check_writable()
 
 
 def _read(

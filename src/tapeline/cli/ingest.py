@@ -55,9 +55,10 @@ def ingest(
 
     Example: tapeline ingest orders.csv.gz --instrument BTCUSD --out stores/btcusd
     """
-    from tapeline.ingest import IngestConfig
+    from tapeline.ingest import IngestConfig, check_out
 
     _check_one_source(files, synthetic)
+    check_out(out, fmt)
     if synthetic is not None:
         _synthetic(synthetic, seed, instrument or "SYN", out, fmt, replace=replace)
         _print(out, fmt, None, as_json)

@@ -14,12 +14,13 @@ from tapeline.store.formats import WRITERS
 from tapeline.store.intake import Intake, NanPolicy
 from tapeline.store.layout import StoreIndex, check_format
 from tapeline.store.place import Root, place_of
+from tapeline.store.recover import recover
 from tapeline.store.write import (
     Sessions,
     check_unchanged,
     index_of,
     raw_index,
-    write_shards,
+    write_unlocked,
 )
 
 
@@ -43,16 +44,19 @@ def append_shards(sessions: Sessions, root: Root, fmt: str, *, nan: NanPolicy = 
             under its key (both hashes are shown). None of the sessions is appended then.
     """
     check_format(fmt)
-    with place_of(root, fmt).locked():
+    place = place_of(root, fmt)
+    place.check_writable()
+    with place.locked():
         return append_unlocked(sessions, root, fmt, nan)
 
 
 def append_unlocked(sessions: Sessions, root: Root, fmt: str, nan: NanPolicy) -> int:
     """What `append_shards` does once it holds the lock."""
     place = place_of(root, fmt)
+    recover(place)
     before = raw_index(place)
     if before is None:
-        write_shards(sessions, root, fmt, nan=nan)
+        write_unlocked(sessions, root, fmt, nan)
         return len(StoreIndex.load(place, fmt).sessions)
     index = StoreIndex.load(place, fmt)
     intake = Intake(nan, index)

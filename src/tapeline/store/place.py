@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import importlib
 import os
 from abc import ABC, abstractmethod
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tapeline.errors import StoreError
-from tapeline.files import atomic_write, fsync_folder
+from tapeline.files import ASIDE, atomic_write, fsync_folder
 
 Root = Path | str
 
@@ -64,6 +65,14 @@ class Place(ABC):
     @abstractmethod
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Hold off other writers, where the place can."""
+
+    @abstractmethod
+    def check_writable(self) -> None:
+        """Refuse a place that can't be made or written to, before anything is read for it.
+
+        Raises:
+            StoreError: it says what is in the way.
+        """
 
     @property
     @abstractmethod
@@ -151,6 +160,22 @@ class Folder(Place):
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Lock the folder above, which stays when this one is replaced."""
         return locked(self._path.parent)
+
+    def check_writable(self) -> None:
+        """Look at the nearest folder above that is there."""
+        there = next(path for path in (self._path, *self._path.parents) if path.exists())
+        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+            return
+        raise StoreError(
+            self._path,
+            expected="a folder that can be made and written to",
+            found=f"no permission to write to {there}" if there.is_dir() else f"a file, {there}",
+            fix="Choose another folder, or change its permissions",
+        )
+
+    def leftovers(self) -> list[Path]:
+        """What killed writers of this folder left aside, if the lock is held."""
+        return sorted(self._path.parent.glob(f"{ASIDE}{glob.escape(self._path.name)}.*"))
 
 
 class Remote(Place):
@@ -240,6 +265,9 @@ class Remote(Place):
         """No lock: an object store has none."""
         return contextlib.nullcontext()
 
+    def check_writable(self) -> None:
+        """Only writing tells."""
+
     def _paths(self, names: Iterable[str]) -> list[str]:
         return [f"{self._prefix}/{name}" for name in names]
 
@@ -294,7 +322,9 @@ def _missing_extra(said: str) -> StoreError:
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the one lock of a folder, made if need be and deleted again if left empty.
+    """Hold the one lock of a folder, made if need be.
+
+    A folder that was made, also one above, is deleted again if it is left empty.
 
     The lock is the kernel's, on the folder itself: it goes with the process, however that ends.
 
@@ -302,8 +332,10 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
         BlockingIOError: another process holds the lock, and `wait` is off.
     """
     while True:
-        made = not folder.exists()
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        for path in made:  # what is written into them is lost if their names are
+            fsync_folder(path.parent)
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -313,7 +345,7 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
             yield
             return
         finally:
-            if made:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+            with contextlib.suppress(OSError):
+                for path in made:
+                    path.rmdir()
             os.close(descriptor)

@@ -9,6 +9,7 @@ from tapeline.session import Session
 from tapeline.store.formats import READERS, Reader
 from tapeline.store.layout import EVERY_FORMAT, INDEX, StoreIndex, check_format
 from tapeline.store.place import Place, Root, is_url, place_of
+from tapeline.store.recover import put_back
 
 
 def open_reader(root: Root, fmt: str | None = None) -> Reader:
@@ -45,6 +46,8 @@ def _find(root: Root, fmt: str | None) -> tuple[Place, str]:
     if fmt is not None:
         check_format(fmt)
     places = {name: place_of(root, name) for name in (("zarr",) if is_url(root) else EVERY_FORMAT)}
+    for place in places.values():
+        put_back(place)
     here = [name for name, place in places.items() if place.has(INDEX)]
     wanted = tuple(places) if fmt is None else (fmt,)
     for name in here:

@@ -19,6 +19,7 @@ from tapeline.store.formats import WRITERS
 from tapeline.store.intake import Intake, NanPolicy
 from tapeline.store.layout import INDEX, FileEntry, StoreIndex, check_format
 from tapeline.store.place import Folder, Place, Root, is_url, place_of
+from tapeline.store.recover import mark_replaced, recover
 
 Sessions = Iterable[Session | npt.ArrayLike]
 
@@ -53,11 +54,22 @@ def write_shards(
             objects behind a URL stay, without an index that names them.
     """
     check_format(fmt)
+    place = place_of(root, fmt)
+    place.check_writable()
+    with place.locked():
+        return write_unlocked(sessions, root, fmt, nan, replace=replace)
+
+
+def write_unlocked(
+    sessions: Sessions, root: Root, fmt: str, nan: NanPolicy, *, replace: bool = False
+) -> Path | str:
+    """What `write_shards` does once it holds the lock."""
     intake = Intake(nan)
     place = place_of(root, fmt)
     if is_url(root):
         _write_objects(sessions, root, fmt, intake, replace=replace)
         return str(place)
+    recover(place)
     with contextlib.ExitStack() as stack:
         try:
             unfinished = stack.enter_context(atomic_folder(place.folder, replace=replace))
@@ -65,6 +77,8 @@ def write_shards(
             raise _occupied(place) from None
         index = _write(sessions, Folder(unfinished), fmt, intake, root)
         index.save(Folder(unfinished))
+        if replace:
+            mark_replaced(Folder(place.folder))
     return place.folder
 
 
