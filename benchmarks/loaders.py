@@ -50,7 +50,7 @@ class Windows(Dataset[tuple[np.ndarray, np.ndarray]]):
     """What people write: a map-style dataset over the matrix, one window or one batch at a time."""
 
     def __init__(self, shards: Shards, index: WindowIndex) -> None:
-        self.matrix, self.offsets, self.index = shards.mm, shards.offsets, index
+        self.matrix, self.offsets, self.index = np.asarray(shards.mm), shards.offsets, index
 
     def __len__(self) -> int:
         return self.index.num_windows
@@ -147,8 +147,9 @@ def kernels_loaded() -> None:
 def gather_rows(shards: Shards, T: int, sessions: np.ndarray, starts: np.ndarray) -> Any:
     first = shards.offsets[sessions] + starts
     last = first + T - 1
-    x = shards.mm[first[:, None] + np.arange(T)].reshape(len(first), -1)
-    return x, shards.mm[last + HORIZON, 0] - shards.mm[last, 0]
+    matrix = np.asarray(shards.mm)
+    x = matrix[first[:, None] + np.arange(T)].reshape(len(first), -1)
+    return x, matrix[last + HORIZON, 0] - matrix[last, 0]
 
 
 def batches(case: str, shards: Shards, T: int, repetitions: int, samples: Samples) -> None:

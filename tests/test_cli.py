@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tapeline import cli
+from tapeline.ingest import IngestConfig
 
 ORDERS = """id,timestamp,exchange_timestamp,price,volume,action,direction
 1,1777689383000,0,100.0,1.5,created,bid
@@ -72,7 +73,18 @@ def test_help_needs_neither_torch_nor_numpy():
 
 @pytest.mark.parametrize(
     "verb",
-    ["ingest", "store info", "store verify", "store convert", "bench", "train", "resume", "demo"],
+    [
+        "ingest",
+        "store info",
+        "store windows",
+        "store verify",
+        "store convert",
+        "store join",
+        "bench",
+        "train",
+        "resume",
+        "demo",
+    ],
 )
 def test_every_verb_shows_an_example(tapeline, verb):
     code, out, _ = tapeline(*verb.split(), "--help")
@@ -145,6 +157,23 @@ def test_bench_as_json_and_with_a_projection(tapeline, market):
     assert "row-index gather / gather: " in err
 
 
+def test_bench_leaves_the_store_as_it_is(tapeline, market, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in market.rglob("*")}
+    code, _, err = tapeline("bench", market, "--repetitions", 3)
+    assert code == 0
+    assert "copying market to " in err
+    assert {path: path.stat().st_mtime_ns for path in market.rglob("*")} == before
+    usage = shutil.disk_usage(market)._replace(free=1_000)
+    monkeypatch.setattr("tapeline.budget.shutil.disk_usage", lambda _: usage)
+    code, _, err = tapeline("bench", market, "--repetitions", 3)
+    assert code == 2
+    needed = 5 * 3_420 * (41 * 4 + 2 * 8)  # rows of 41 columns, time and age; csv counts thrice
+    assert (
+        f"expected room for about {needed:,} bytes, the store in mmap, npy, csv, found 1,000" in err
+    )
+    assert err.endswith("Make room, or set TMPDIR to a folder on a larger disk.\n")
+
+
 def damage(path: Path, position: int = -3) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 1
@@ -167,6 +196,15 @@ WRONG = {
     "cut short": (["ingest", "cut.csv.gz"], "cut.csv.gz: expected"),
     "mostly unreadable": (["ingest", "bad.csv"], "line 3"),
     "unknown store format": (["ingest", "--synthetic", "1", "--format", "hdf"], "format 'hdf'"),
+    "unknown store format, before the file is read": (
+        ["ingest", "gone.csv", "--format", "hdf"],
+        "format 'hdf': expected one of mmap, npy, zarr, csv",
+    ),
+    "impossible place, before the file is read": (
+        ["ingest", "gone.csv", "--out", "other.csv/store"],
+        "expected a folder that can be made and written to, found a file, other.csv. Choose",
+    ),
+    "a directory": (["ingest", "market"], "market: expected a file, found a directory."),
     "no sessions": (["ingest", "--synthetic", "0", "--out", "none"], "at least one session"),
     "no store": (["store", "info", "gone"], "gone: expected a store"),
     "no config": (["train", "gone.toml"], "gone.toml: expected a readable TOML file"),
@@ -194,6 +232,19 @@ def test_bad_input_is_one_sentence_exit_2_and_nothing_left_behind(tapeline, mark
     assert err.startswith("tapeline: ")
     assert message in err
     assert sorted(str(path) for path in Path().rglob("*")) == before
+
+
+def test_every_field_of_the_configuration_is_named_in_the_help_and_can_be_set(tapeline):
+    Path("orders.csv").write_text(ORDERS)
+    _, out, _ = tapeline("ingest", "--help")
+    said = " ".join(out.split())
+    options = {"reader", "instrument", "sessions"}
+    for name in IngestConfig.model_fields:
+        assert (f"--{name}" if name in options else name) in said
+    code, _, err = tapeline(
+        "ingest", "orders.csv", "--out", "s", "--set", "max_lifted_share=0", "--set", "depth=1"
+    )
+    assert (code, "s/mmap: 1 sessions" in err) == (0, True)
 
 
 def test_a_store_cut_short_is_refused(tapeline, market):

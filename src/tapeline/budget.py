@@ -7,12 +7,13 @@ the machine's load meets all of them alike, and each figure is a median.
 from __future__ import annotations
 
 import math
+import shutil
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,12 +21,13 @@ import torch
 from tapeline.errors import StoreError
 from tapeline.machine import Machine
 from tapeline.session import Float32Array, Int64Array
-from tapeline.store import FORMATS, Shards, write_shards
+from tapeline.store import FORMATS, Shards, open_reader, stream_sessions, write_shards
 from tapeline.training import TrainStep
 from tapeline.training.models import perceptron
 from tapeline.windows import BatchSource, WindowIndex, WindowSampler, make_batch
 
 Batch = tuple[Float32Array, Float32Array]
+_SIZES: Final = {"mmap": 1, "npy": 1, "csv": 3}  # at most, of the arrays' bytes
 Way = Callable[[Int64Array, Int64Array], Batch]
 
 
@@ -201,12 +203,13 @@ def _ways(opened: dict[str, Shards], T: int, horizon: int, batch: int) -> dict[s
     source = BatchSource(mapped, T, horizon)
     out = source.empty(batch)
     first_rows = mapped.offsets[:-1]
+    matrix = np.asarray(mapped.mm)  # a plain array, as the loop and the gather have it
 
     def row_index(sessions: Int64Array, starts: Int64Array) -> Batch:
         rows = (first_rows[sessions] + starts)[:, None] + np.arange(T)
         last = rows[:, -1]
-        x = mapped.mm[rows].reshape(len(starts), -1)
-        return x, mapped.mm[last + horizon, 0] - mapped.mm[last, 0]
+        x = matrix[rows].reshape(len(starts), -1)
+        return x, matrix[last + horizon, 0] - matrix[last, 0]
 
     def looped(shards: Shards) -> Way:
         return lambda sessions, starts: make_batch(shards, sessions, starts, T, horizon)
@@ -238,20 +241,38 @@ def _timed(what: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def all_formats(root: Path) -> None:
-    """Complete a store: convert what is there into the formats that are missing.
+def all_formats(root: Path, out: Path | None = None) -> None:
+    """Write a store in all three formats, one session in memory at a time.
+
+    Args:
+        root: the store, in one format or more.
+        out: where to write, for a store that isn't to be touched; by default the store itself gets
+            the formats it lacks.
 
     Raises:
-        StoreError: there is no store.
+        StoreError: there is no store, or no room on the disk; or the formats that lie in the store
+            hold different sessions.
     """
-    shards = Shards(root)
-    for fmt in FORMATS:
-        if not (root / fmt).exists():
-            write_shards(shards.sessions(), root, fmt)
-    fingerprints = {fmt: Shards(root, fmt).fingerprint for fmt in FORMATS}
+    to = root if out is None else out
+    source = open_reader(root)
+    missing = [fmt for fmt in FORMATS if not (to / fmt).exists()]
+    raw_bytes = sum(source.index.raw_bytes(n) for n in range(len(source.index.sessions)))
+    needed = raw_bytes * sum(_SIZES[fmt] for fmt in missing)
+    there = next(path for path in (to, *to.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise StoreError(
+            to,
+            expected=f"room for about {needed:,} bytes, the store in {', '.join(missing)}",
+            found=f"{free:,} bytes free",
+            fix="Make room, or set TMPDIR to a folder on a larger disk" if out else "Make room",
+        )
+    for fmt in missing:
+        write_shards(stream_sessions(root), to, fmt)
+    fingerprints = {fmt: Shards(to, fmt).fingerprint for fmt in FORMATS}
     if len(set(fingerprints.values())) > 1:
         raise StoreError(
-            root,
+            to,
             expected="the same sessions in every format",
             found=", ".join(f"{fmt} {value[:8]}" for fmt, value in fingerprints.items()),
             fix="Convert the right one again with `tapeline store convert --replace`",
