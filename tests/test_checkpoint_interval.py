@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tapeline.checkpoint.interval import FIRST_SAVE_S, Decision, IntervalController
@@ -84,6 +84,7 @@ def within(found: float, best: float) -> bool:
     slowdown=st.floats(0, 0.5),
     mtbf_s=st.floats(600, 1e5),
 )
+@example(step_s=0.05, blocking_s=0.01171875, write_s=4.0, slowdown=0.0, mtbf_s=600.0)
 def test_it_settles_at_the_analytic_optimum(step_s, blocking_s, write_s, slowdown, mtbf_s):
     machine = Machine(step_s, blocking_s, write_s, slowdown)
     total = math.ceil(FIRST_SAVE_S / step_s + 6 * machine.best_steps(mtbf_s) + write_s / step_s) + 9

@@ -167,7 +167,7 @@ class IntervalController:
         # The first interval alone is cut short; those after it keep the shift.
         share = self._phase if self._num_saved == 1 else 1.0
         ahead = max(math.ceil(num_steps * share), math.ceil(costs.write_s / costs.step_s))
-        next_step = max(self._saved_at + ahead, step + 1)
+        next_step = max(self._saved_at + ahead, step)  # `due` is still to be asked about `step`
         why = "the best interval for these costs and this MTBF"
         if self._saved_at + num_steps >= self._total_steps:
             next_step = self._total_steps
