@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tapeline import cli
 from tapeline.errors import ConfigError, StoreError, TapeError
-from tapeline.ingest import IngestConfig, ingest, ingest_parallel, ingest_part
+from tapeline.ingest import IngestConfig, distinct, ingest, ingest_parallel, ingest_part
 from tapeline.store import Shards
 from tapeline.tape import Calendar, Gaps, LocalHours, UtcDays
 
@@ -101,6 +105,86 @@ def test_parts_of_an_array_job_are_joined_by_the_last(tapes, tmp_path):
         "part 1/4: expected at most 3 parts, one for each tape, found 4. Use fewer parts, or give "
         "more files."
     )
+
+
+def test_parts_of_other_files_or_settings_are_refused(tapes, tmp_path):
+    ingest_part(tapes, tmp_path / "parts", "mmap", reading_of(tapes), 1, 2)
+    for others, reading in ((tapes[:2], reading_of(tapes)), (tapes, reading_of(tapes, "depth=2"))):
+        with pytest.raises(TapeError, match="expected the files and settings of the parts that"):
+            ingest_part(others, tmp_path / "parts", "mmap", reading, 2, 2)
+    assert ingest_part(tapes, tmp_path / "parts", "mmap", reading_of(tapes), 2, 2).is_complete
+
+
+@pytest.mark.timeout(120)
+def test_workers_end_with_the_process_that_started_them(tapes, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from tapeline.ingest import *\n"
+        "if __name__ == '__main__':\n"
+        "    tapes = [[Path(p)] for p in sys.argv[1:]] * 1\n"
+        "    reading = IngestConfig.from_mapping({'instrument': 'X'}, 't').reading(tapes[0])\n"
+        "    ingest_parallel(tapes, Path('store'), 'mmap', reading, 2)\n"
+    )
+    (tmp_path / "job.py").write_text(code)
+    job = subprocess.Popen(
+        [sys.executable, "job.py", *(str(path) for (path,) in tapes)], cwd=tmp_path
+    )
+    parent = psutil.Process(job.pid)
+    deadline = time.monotonic() + 60
+    while not (workers := parent.children(recursive=True)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    job.kill()
+    job.wait()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert workers
+    assert not alive
+
+
+def test_a_url_stays_a_url(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "day.csv").write_text(orders(0))
+    url = "memory://tapeline-test/market"
+    arguments = ["ingest", "day.csv", "--out", url, "--format", "zarr", "--json"]
+    monkeypatch.setattr(sys, "argv", ["tapeline", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out)["store"] == url
+    assert Shards(url, "zarr").keys[0].date == "2026-05-02"
+    assert [path.name for path in tmp_path.iterdir()] == ["day.csv"]
+
+
+def test_a_table_of_several_instruments_is_refused(tmp_path):
+    table = tmp_path / "two.csv"
+    table.write_text(
+        "time,symbol,price\n2026-05-02T10:00:00Z,AAA,100\n2026-05-02T10:00:01Z,BBB,5000\n"
+    )
+    with pytest.raises(TapeError, match="expected rows of one instrument, found several, such as"):
+        ingest([[table]], tmp_path / "store", "mmap", reading_of([[table]]))
+    table.write_text(
+        "time,symbol,price\n2026-05-02T10:00:00Z,AAA,100\n2026-05-02T10:00:01Z,AAA,101\n"
+    )
+    (report,) = ingest([[table]], tmp_path / "store", "mmap", reading_of([[table]])).reports
+    assert report.detected["left_out"] == "symbol"
+
+
+def test_either_or_both_files_of_a_pair_are_one_tape(tmp_path):
+    message = tmp_path / "X_2012-06-21_34200000_57600000_message_1.csv"
+    book = tmp_path / "X_2012-06-21_34200000_57600000_orderbook_1.csv"
+    message.write_text("34200.1,1,1,18,1000000,1\n34200.9,1,2,18,1000000,1\n")
+    book.write_text("1000100,5,1000000,18\n1000100,5,1000000,36\n")
+    both = [[book], [message]]
+    tapes = distinct(both, reading_of(both))
+    assert len(tapes) == 1
+    ingest(tapes, tmp_path / "store", "mmap", reading_of(both))
+    assert [key.date for key in Shards(tmp_path / "store").keys] == ["2012-06-21"]
+
+
+def test_a_bare_nan_and_absurd_depths(tapes):
+    assert reading_of(tapes, "crossed=nan").policy.crossed == "nan"
+    with pytest.raises(TapeError, match="expected at most 1,000 levels a side, found 1,000,000"):
+        reading_of(tapes, "depth=1000000")
+    with pytest.raises(TapeError, match="step_ns: expected 1 or more, found 0"):
+        reading_of(tapes, "step_s=1e-10")
 
 
 def test_files_that_continue_each_other_are_one_tape(tmp_path):

@@ -118,6 +118,13 @@ def test_dropout_takes_whole_columns_of_a_window(batch):
         assert (ColumnDropout(share)(x, x, draws(batch=9))[0] == kept).all()
 
 
+@pytest.mark.parametrize("kind", [Noise, Scaling])
+@pytest.mark.parametrize("std", [-1.0, float("nan"), float("inf")])
+def test_a_deviation_is_finite_and_not_negative(kind, std):
+    with pytest.raises(WindowError, match="expected a finite number, 0 or more, found"):
+        kind(std)
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_a_share_is_a_probability(share):
     with pytest.raises(WindowError) as error:

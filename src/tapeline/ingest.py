@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
+import math
 import multiprocessing
+import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -19,15 +24,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tapeline.configfile import Config
 from tapeline.errors import TapeError
+from tapeline.files import atomic_write
 from tapeline.session import Session
 from tapeline.store import append_shards, write_part, write_shards
 from tapeline.store.layout import check_format
 from tapeline.store.parts import PARTS
-from tapeline.store.place import place_of
+from tapeline.store.place import Root, place_of
 from tapeline.tape import (
     Calendar,
     Gaps,
@@ -47,6 +53,7 @@ from tapeline.tape.grid import Answer, to_ns
 
 Files = Sequence[Path]
 Progress = Callable[[int, int], None]
+_WATCH_S: Final = 1.0
 _POLICY: Final = ("crossed", "locked", "one_sided", "hold_s", "stale_cross_s")
 
 
@@ -115,6 +122,12 @@ class IngestConfig(Config):
     max_lifted_share: float = 0.01
     derive: list[str] = Field(default_factory=list)
 
+    @field_validator("crossed", "locked", "one_sided", mode="before")
+    @classmethod
+    def _nan_is_a_word(cls, value: Any) -> Any:
+        """TOML reads a bare nan as a number."""
+        return "nan" if isinstance(value, float) and math.isnan(value) else value
+
     def reading(self, files: Files) -> Reading:
         """The objects for files of one format; what isn't set is the format's own default.
 
@@ -140,7 +153,7 @@ class IngestConfig(Config):
     def _grid(self) -> dict[str, Any]:
         given = self._given("depth", "age_column")
         if self.step_s is not None:
-            given["step_ns"] = to_ns("step_s", self.step_s) or None
+            given["step_ns"] = to_ns("step_s", self.step_s) if self.step_s else None
         if self.max_age_s is not None:
             given["max_age_s"] = self.max_age_s or None
         return given
@@ -182,7 +195,7 @@ class Ingested:
 
 def ingest(
     tapes: Sequence[Files],
-    root: Path,
+    root: Root,
     fmt: str,
     reading: Reading,
     *,
@@ -214,7 +227,7 @@ def ingest(
 
 
 def ingest_part(
-    tapes: Sequence[Files], root: Path, fmt: str, reading: Reading, part: int, num_parts: int
+    tapes: Sequence[Files], root: Root, fmt: str, reading: Reading, part: int, num_parts: int
 ) -> Ingested:
     """Read one of `num_parts` contiguous shares of the tapes; the last part to end joins all.
 
@@ -232,6 +245,7 @@ def ingest_part(
         )
     bounds = [len(tapes) * i // num_parts for i in range(num_parts + 1)]
     mine = tapes[bounds[part - 1] : bounds[part]] if 1 <= part <= num_parts else ()
+    _check_same_job(tapes, root, reading, num_parts)
     reports: list[TapeReport] = []
     sessions = _read(mine, reading, reports, None)
     joined = write_part(sessions, root, fmt, part=part, num_parts=num_parts)
@@ -239,7 +253,7 @@ def ingest_part(
 
 
 def ingest_parallel(
-    tapes: Sequence[Files], root: Path, fmt: str, reading: Reading, num_jobs: int
+    tapes: Sequence[Files], root: Root, fmt: str, reading: Reading, num_jobs: int
 ) -> Ingested:
     """Read tapes in `num_jobs` processes; the store is the one that a single process writes.
 
@@ -247,9 +261,18 @@ def ingest_parallel(
         TapelineError: as `ingest` does; parts that were whole are kept for the next try.
     """
     check_out(root, fmt)
+    if isinstance(root, str):
+        raise TapeError(
+            "--jobs",
+            expected="a store in a folder",
+            found=root,
+            fix="Use --part in several processes, or ingest into a folder and convert it",
+        )
     num = min(num_jobs, len(tapes))
     spawn = multiprocessing.get_context("spawn")  # forking a process with threads can hang it
-    with ProcessPoolExecutor(num, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(
+        num, mp_context=spawn, initializer=_end_with, initargs=(os.getpid(),)
+    ) as pool:
         share = itertools.repeat
         done = list(
             pool.map(
@@ -262,11 +285,53 @@ def ingest_parallel(
                 share(num),
             )
         )
-    shutil.rmtree(root / PARTS)
+    shutil.rmtree(Path(root) / PARTS)
     return Ingested(tuple(itertools.chain.from_iterable(part.reports for part in done)))
 
 
-def check_out(root: Path, fmt: str) -> None:
+def distinct(tapes: Sequence[Files], reading: Reading) -> list[Files]:
+    """The tapes, each once: of files that come in pairs, either or both may have been named.
+
+    Raises:
+        TapeError: a file's partner is missing.
+    """
+    if reading.format is None:
+        return list(tapes)
+    kind = reader_named(reading.format)
+    return list({tuple(kind.tape_of(file) for file in files): files for files in tapes}.values())
+
+
+def _check_same_job(tapes: Sequence[Files], root: Root, reading: Reading, num_parts: int) -> None:
+    """Parts of one number of parts must be of the same files, read alike, to be one store."""
+    if isinstance(root, str):
+        return  # objects behind a URL can't be compared and kept in one step
+    names = [[file.name for file in files] for files in tapes]
+    told = hashlib.sha256(repr((names, reading)).encode()).hexdigest()
+    job = root / PARTS / f"job-of-{num_parts}"
+    job.parent.mkdir(parents=True, exist_ok=True)
+    if not job.exists():
+        atomic_write(job, told)
+    if job.read_text() != told:
+        raise TapeError(
+            f"{root}, parts of {num_parts}",
+            expected="the files and settings of the parts that are there",
+            found="others",
+            fix=f"Give every part the same, or delete {root / PARTS}",
+        )
+
+
+def _end_with(parent: int) -> None:
+    """End this worker when the process that started it is gone, however it ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="tapeline-parent", daemon=True).start()
+
+
+def check_out(root: Root, fmt: str) -> None:
     """Refuse, before any file is read, what no store can be written as or where none can lie.
 
     Raises:

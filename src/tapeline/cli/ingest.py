@@ -19,9 +19,9 @@ def ingest(
     files: Annotated[
         list[Path] | None, typer.Argument(help="Market data files; each is a tape of its own.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The store; new sessions are appended.")] = Path(
-        "store"
-    ),
+    store: Annotated[
+        str, typer.Option("--out", help="The store, a folder or a URL; new sessions are appended.")
+    ] = "store",
     continues: Annotated[
         bool, typer.Option("--continues", help="The files continue each other: one tape.")
     ] = False,
@@ -57,6 +57,7 @@ def ingest(
     """
     from tapeline.ingest import IngestConfig, check_out
 
+    out = store if "://" in store else Path(store)  # a Path would fold the slashes of a URL
     _check_one_source(files, synthetic)
     check_out(out, fmt)
     if synthetic is not None:
@@ -89,7 +90,7 @@ def _check_one_source(files: list[Path] | None, synthetic: int | None) -> None:
 
 def _ingest(
     tapes: Sequence[Sequence[Path]],
-    out: Path,
+    out: Path | str,
     fmt: str,
     config: IngestConfig,
     jobs: int,
@@ -98,7 +99,7 @@ def _ingest(
     replace: bool,
 ) -> Ingested:
     from tapeline.errors import TapeError
-    from tapeline.ingest import ingest, ingest_parallel, ingest_part
+    from tapeline.ingest import distinct, ingest, ingest_parallel, ingest_part
 
     if (jobs > 1) + (part is not None) + replace > 1:
         raise TapeError(
@@ -108,6 +109,7 @@ def _ingest(
             fix="Remove the store first, instead of --replace",
         )
     reading = config.reading(tapes[0])
+    tapes = distinct(tapes, reading)
     if part is not None:
         number, _, num_parts = part.partition("/")
         if not (number.isdecimal() and num_parts.isdecimal()):
@@ -124,7 +126,9 @@ def _ingest(
         return ingest(tapes, out, fmt, reading, replace=replace, progress=progress)
 
 
-def _synthetic(num: int, seed: int, instrument: str, out: Path, fmt: str, *, replace: bool) -> None:
+def _synthetic(
+    num: int, seed: int, instrument: str, out: Path | str, fmt: str, *, replace: bool
+) -> None:
     from tapeline.store import append_shards, write_shards
     from tapeline.tape import synthetic_sessions
 
@@ -135,7 +139,7 @@ def _synthetic(num: int, seed: int, instrument: str, out: Path, fmt: str, *, rep
         append_shards(made, out, fmt)
 
 
-def _print(out: Path, fmt: str, done: Ingested | None, as_json: bool) -> None:
+def _print(out: Path | str, fmt: str, done: Ingested | None, as_json: bool) -> None:
     from tapeline.store import Shards
 
     shards = Shards(out, fmt)

@@ -54,6 +54,7 @@ KEEP: Final = -2  # a limit that isn't one: the state counts as good
 NEVER: Final = -1
 FOREVER: Final = 2**62
 UNKNOWN_AGE: Final = -1
+_MAX_DEPTH: Final = 1_000
 _MAX_ROWS: Final = 100_000_000
 _MAX_S: Final = 4_102_444_800.0  # from 1970 to 2100
 
@@ -78,6 +79,13 @@ class GridOptions:
         for name, value in (("step_ns", self.step_ns), ("depth", self.depth)):
             if value is not None and value < 1:
                 raise TapeError(name, expected="1 or more", found=str(value), fix=f"Raise {name}")
+        if self.depth > _MAX_DEPTH:
+            raise TapeError(
+                "depth",
+                expected=f"at most {_MAX_DEPTH:,} levels a side",
+                found=f"{self.depth:,}",
+                fix="Lower depth: a row holds four numbers for each level",
+            )
         if self.max_age_s is not None:
             to_ns("max_age_s", self.max_age_s)
 

@@ -88,11 +88,28 @@ Augmentation = Callable[[Tensor, Tensor, Draws], tuple[Tensor, Tensor]]
 returns x and y of the same shapes. Must treat each window by itself."""
 
 
+def _check_std(std: float) -> None:
+    if not 0.0 <= std < float("inf"):
+        raise WindowError(
+            "std of an augmentation",
+            expected="a finite number, 0 or more",
+            found=str(std),
+            fix="Take 0.01 for a hundredth of a column's deviation",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Adds to each value noise of standard deviation `std`, in the units of the scaled x."""
+    """Adds to each value noise of standard deviation `std`, in the units of the scaled x.
+
+    Raises:
+        WindowError: `std` is negative or not finite.
+    """
 
     std: float
+
+    def __post_init__(self) -> None:
+        _check_std(self.std)
 
     def __call__(self, x: Tensor, y: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """See `Augmentation`."""
@@ -101,9 +118,16 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Multiplies each window by 1 + noise of standard deviation `std`; y is left."""
+    """Multiplies each window by 1 + noise of standard deviation `std`; y is left.
+
+    Raises:
+        WindowError: `std` is negative or not finite.
+    """
 
     std: float
+
+    def __post_init__(self) -> None:
+        _check_std(self.std)
 
     def __call__(self, x: Tensor, y: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """See `Augmentation`."""

@@ -149,6 +149,15 @@ class Reader(ABC):
             TapeError: a file can't be read as what it claims to be.
         """
 
+    @classmethod
+    def tape_of(cls, path: Path) -> Path:
+        """The file that stands for the tape a file belongs to; itself unless files come in pairs.
+
+        Raises:
+            TapeError: its partner is missing.
+        """
+        return path
+
     def detected(self) -> dict[str, str]:
         """What was found out, by the name of the option that pins it; complete after `blocks`."""
         return {}

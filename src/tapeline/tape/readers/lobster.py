@@ -76,6 +76,11 @@ class LobsterReader(Reader):
         line = head.lines[0]
         return bool(_MESSAGE.fullmatch(line) or _BOOK.fullmatch(line))
 
+    @classmethod
+    def tape_of(cls, path: Path) -> Path:
+        """The messages of a pair."""
+        return _pair(path)[0]
+
     def blocks(self) -> Iterator[BookStates]:
         """The states of each block of lines."""
         for (message, book), day in zip(self._pairs, self._dates, strict=True):

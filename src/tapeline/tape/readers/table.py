@@ -53,6 +53,9 @@ _PRICES: Final = frozenset(
     ("open", "high", "low", "close", "price", "bid", "ask", "mid", "last", "vwap", "microprice")
 )
 _BAR: Final = frozenset(("open", "high", "low", "close"))
+_INSTRUMENTS: Final = frozenset(
+    ("symbol", "sym", "ticker", "instrument", "instrument_id", "product_id", "pair", "coin")
+)
 _PARQUET: Final = b"PAR1"
 _BLOCK_ROWS: Final = 1 << 15
 _LeaveOut = Callable[[Int64Array], None]  # told the rows of a block that are left out
@@ -106,6 +109,7 @@ class TableReader(Reader):
             options.zone,
             options.time_format,
         )
+        self._instruments: set[str] = set()
         self._columns: tuple[str, ...] = tuple(options.columns or ())
         self._prices: tuple[str, ...] = tuple(options.prices or ())
         for name in (self._time, *self._columns, *self._prices):
@@ -125,6 +129,7 @@ class TableReader(Reader):
             unreadable, num_readable = Unreadable(), 0
             for block, left_out in self._parts(path, unreadable):
                 times_ns, is_time = self._times.parse(block.column(self._time))
+                self._check_one_instrument(path, block)
                 if not self._columns:
                     self._columns = self._numbers_among(block)
                 self._decide(times_ns[is_time])
@@ -145,6 +150,8 @@ class TableReader(Reader):
         """The time column and its layout, the columns, which are prices, and the interval."""
         found = {"time": self._time, **self._times.detected()}
         found |= {"columns": ",".join(self._columns), "prices": ",".join(self._prices)}
+        if left := [n for n in self._names if n and n not in (self._time, *self._columns)]:
+            found["left_out"] = ",".join(left)
         if self._is_stamped_at_open:
             found["interval_s"] = f"{(self._interval_ns or 0) / 1e9:g}"
         return found
@@ -158,7 +165,8 @@ class TableReader(Reader):
     ) -> Iterator[tuple[pa.RecordBatch, _LeaveOut]]:
         """Each block, and what to tell the rows of it that are left out."""
         if _is_parquet(path):
-            names = [self._time, *self._columns] if self._columns else None
+            whose = [name for name in self._names if name.lower() in _INSTRUMENTS]
+            names = [self._time, *self._columns, *whose] if self._columns else None
             with open_stream(path), pq.ParquetFile(path) as file:
                 num_rows = 0
                 for batch in file.iter_batches(_BLOCK_ROWS, columns=names):
@@ -172,6 +180,7 @@ class TableReader(Reader):
     def _numbers_among(self, block: pa.RecordBatch) -> tuple[str, ...]:
         """The columns that hold numbers in each line of the first block, or nothing."""
         names = [name for name in self._names if name and name != self._time]
+        names = [name for name in names if name.lower() not in _INSTRUMENTS]
         found = tuple(name for name in names if _is_of_numbers(block.column(name)))
         if not found:
             raise TapeError(
@@ -181,6 +190,21 @@ class TableReader(Reader):
                 fix='Name them, with columns (`--set \'options.columns=["a", "b"]\'`)',
             )
         return found
+
+    def _check_one_instrument(self, path: Path, block: pa.RecordBatch) -> None:
+        """A table of several instruments would have windows that hold rows of more than one."""
+        for name in block.schema.names:
+            if name.lower() not in _INSTRUMENTS:
+                continue
+            self._instruments |= {str(value) for value in pc.unique(block.column(name)).to_pylist()}
+            if len(self._instruments) > 1:
+                shown = ", ".join(sorted(self._instruments)[:4])
+                raise TapeError(
+                    f"{path}, column {name}",
+                    expected="rows of one instrument",
+                    found=f"several, such as {shown}",
+                    fix="Write a file for each, and ingest them with --instrument",
+                )
 
     def _decide(self, times_ns: Int64Array) -> None:
         """What needs columns and times, once there are some."""
