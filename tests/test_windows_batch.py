@@ -427,3 +427,21 @@ def test_a_form_that_is_none_is_refused(new_store, arguments, message):
     with pytest.raises(WindowError) as error:
         BatchSource(new_store(arrays(40)), **arguments)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_store_larger_than_the_caches_gives_the_same_bits(new_store, dtype):
+    """There the kernel asks for memory ahead, and scales as it copies: neither changes a bit."""
+    shards = new_store([np.random.default_rng(0).normal(size=(110_000, 41)).astype(np.float32)])
+    assert shards.mm.nbytes > 1 << 24
+    index = WindowIndex(shards)
+    scale = Normaliser.fit(shards, WindowIndex(shards, stride=1000))
+    sessions, starts = WindowSampler(index, seed=3).next()
+    x, y = make_batch(shards, sessions, starts)
+    for scaled in (None, scale):
+        gathered, targets = BatchSource(shards, scale=scaled, dtype=dtype).batch(sessions, starts)
+        wanted = torch.from_numpy(x if scaled is None else scaled(x))
+        if dtype == "bfloat16":
+            wanted = wanted.to(torch.bfloat16).view(torch.uint16)
+        assert gathered.tobytes() == wanted.numpy().tobytes()
+        assert targets.tobytes() == y.tobytes()
