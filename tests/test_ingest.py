@@ -270,9 +270,12 @@ def test_the_command(tapes, tmp_path, monkeypatch, capsys):
     files = [path for (path,) in tapes]
     code, out, err = tapeline(*files, "--out", "s", "--json", "--set", "depth=2")
     assert code == 0, err
+    assert "s/mmap: 3 sessions, 120 rows, 0 of them marked" in err
     assert json.loads(out)["sessions"] == 3
     assert [tape["format"] for tape in json.loads(out)["tapes"]] == ["orders"] * 3
     assert Shards("s").columns[-1] == "ask_size_2"
+    derived = ("--set", 'derive=["log_return"]')
+    assert "120 rows, 3 of them marked" in tapeline(*files, "--out", "d", *derived)[2]
     assert tapeline(*files, "--out", "s", "--set", "depth=2")[0] == 0
     for part, told in (("1/2", "other parts are missing"), ("2/2", "3 sessions")):
         code, out, err = tapeline(*files, "--out", "p", "--part", part, "--instrument", "X")

@@ -143,7 +143,9 @@ def _print(out: Path | str, fmt: str, done: Ingested | None, as_json: bool) -> N
     from tapeline.store import Shards
 
     shards = Shards(out, fmt)
-    say(f"{shards.folder}: {len(shards)} sessions, {int(shards.offsets[-1]):,} rows")
+    marked = sum(b - a for entry in shards.index.sessions for a, b in entry.invalid)
+    size = f"{len(shards)} sessions, {int(shards.offsets[-1]):,} rows, {marked:,} of them marked"
+    say(f"{shards.folder}: {size}")  # also by derived columns, which no tape's report knows of
     if as_json:
         print_json(
             {
@@ -151,6 +153,7 @@ def _print(out: Path | str, fmt: str, done: Ingested | None, as_json: bool) -> N
                 "format": fmt,
                 "sessions": len(shards),
                 "rows": int(shards.offsets[-1]),
+                "rows_marked": marked,
                 "fingerprint": shards.fingerprint,
                 "tapes": [report.as_dict() for report in done.reports] if done else [],
             }
