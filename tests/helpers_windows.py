@@ -1,8 +1,17 @@
 """Sessions to cut windows from, and what windows are, said the slow way."""
 
 import numpy as np
+from hypothesis import strategies as st
 
 from tapeline.session import Session, SessionKey
+
+
+@st.composite
+def among(draw, others, one, most):
+    """Up to `most` of `others`, and at any place among them `one` that a test can't do without."""
+    found = draw(st.lists(others, max_size=most - 1))
+    found.insert(draw(st.integers(0, len(found))), draw(one))
+    return found
 
 
 def arrays(*lengths, columns=3, seed=0):

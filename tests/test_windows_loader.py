@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from helpers_windows import arrays, session
+from helpers_windows import among, arrays, session
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -516,7 +516,7 @@ def as_float(batch):
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.integers(0, 25), min_size=1, max_size=5).filter(lambda n: max(n) >= 6),
+    among(st.integers(0, 25), st.integers(6, 25), 5),
     st.integers(1, 3),
     st.lists(st.integers(1, 3), min_size=1, max_size=2, unique=True),
     st.integers(1, 4),
@@ -532,10 +532,7 @@ def test_an_epoch_is_every_valid_window_once_through_stops_and_changing_ranks(
 ):
     days = [day + np.float32(100 * n) for n, day in enumerate(arrays(*lengths))]
     store = new_store(days)
-    try:
-        index = WindowIndex(store, T, tuple(horizons), stride)
-    except WindowError:
-        return
+    index = WindowIndex(store, T, tuple(horizons), stride)
     batch = 12 * per_rank
     order = kind(seed) if kind is Shuffled else kind(seed, data.draw(st.integers(1, 40)))
     found, state = [], None
