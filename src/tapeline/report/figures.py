@@ -2,89 +2,43 @@
 
 Covers: drawing what others measured, and writing it as SVG and PNG. Measures nothing.
 
-Figures are matplotlib `Figure` objects without pyplot, drawn under a style of our own, so neither
-a `matplotlib` configuration nor another figure changes them. Equal input gives equal bytes. The
-hues are those of Okabe and Ito (2008), which stay apart for colour-blind readers.
+The look is that of `style`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib
-import matplotlib.style
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from tapeline.budget import Budget
 from tapeline.errors import TapeError
 from tapeline.files import atomic_write
+from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, styled
 from tapeline.report.tables import format_count, format_ms, format_percent
 from tapeline.session import BoolArray, Int64Array
 
-# Each colour is a variable of the page, so that a figure inside one follows light and dark.
-_COLOURS = {
-    "ink": "#1f2328",
-    "muted": "#646b73",
-    "rule": "#d9dce0",
-    "series-1": "#0072b2",
-    "series-2": "#d55e00",
-    "series-3": "#009e73",
-    "series-4": "#e69f00",
-}
-_SERIES = [hue for name, hue in _COLOURS.items() if name.startswith("series")]
-_LOAD, _BATCH, _COMPUTE = _COLOURS["series-2"], _COLOURS["series-4"], _COLOURS["series-1"]
-_WIDTH_IN = 9.0
+if TYPE_CHECKING:
+    from tapeline.budget import Budget
+
+_LOAD, _BATCH, _COMPUTE = COLOURS["series-2"], COLOURS["series-4"], COLOURS["series-1"]
 _PNG_DPI = 160
-_LINE_CHARACTERS = 110  # of ordinary text that fit side by side
-_STYLE = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": _COLOURS["muted"],
-    "axes.grid": True,
-    "axes.labelcolor": _COLOURS["ink"],
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.formatter.useoffset": False,
-    "axes.xmargin": 0.01,
-    "date.converter": "concise",
-    "figure.constrained_layout.use": True,
-    "font.size": 10,
-    "grid.color": _COLOURS["rule"],
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "svg.fonttype": "path",  # a page must not depend on the reader's fonts
-    "svg.hashsalt": "tapeline",
-    "text.color": _COLOURS["ink"],
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "xtick.color": _COLOURS["muted"],
-    "ytick.color": _COLOURS["muted"],
-    "xtick.labelcolor": _COLOURS["ink"],
-    "ytick.labelcolor": _COLOURS["ink"],
-}
 
 Floats = npt.NDArray[np.float64]
 
 
-@contextlib.contextmanager
-def _styled() -> Iterator[None]:
-    with matplotlib.style.context(["default", _STYLE]):
-        yield
-
-
 def budget_figure(budget: Budget) -> Figure:
     """Where a step's time goes, in ms per step: a bar of load, batch and compute for each case."""
-    with _styled():
+    with styled():
         rows = budget.rows
-        figure = Figure(figsize=(_WIDTH_IN, 1.6 + 0.42 * len(rows)))
+        figure = Figure(figsize=(WIDTH_IN, 1.6 + 0.42 * len(rows)))
         axes = figure.subplots()
         places = np.arange(len(rows))
         left = np.zeros(len(rows))
@@ -106,13 +60,13 @@ def budget_figure(budget: Budget) -> Figure:
         axes.tick_params(axis="y", length=0)
         axes.set_xlim(0, 1.28 * max(left, default=1.0))  # room for the notes
         axes.set_xlabel("time per step (ms)")
-        _legend_above(axes)
+        legend_above(axes)
         size = (
             f"{format_count(budget.store_rows)} rows of {budget.columns} columns, batches of "
             f"{budget.batch} windows of {budget.T} rows, medians of {budget.repetitions} "
             "repetitions"
         )
-        _caption(figure, f"{size}\n{budget.machine}")
+        caption(figure, f"{size}\n{budget.machine}")
     return figure
 
 
@@ -122,20 +76,20 @@ def precision_figure(float32: Sequence[float], bfloat16: Sequence[float]) -> Fig
     Args:
         float32, bfloat16: the loss of each step, equally many.
     """
-    with _styled():
-        figure = Figure(figsize=(_WIDTH_IN, 5.4))
+    with styled():
+        figure = Figure(figsize=(WIDTH_IN, 5.4))
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2.2, 1])
         for name, hue, losses in (
-            ("float32", _SERIES[0], np.asarray(float32)),
-            ("bfloat16", _SERIES[1], np.asarray(bfloat16)),
+            ("float32", SERIES[0], np.asarray(float32)),
+            ("bfloat16", SERIES[1], np.asarray(bfloat16)),
         ):
             _curve(above, losses, hue, name, dashed=name == "bfloat16")
         _loss_axis(above, [float32, bfloat16])
-        below.axhline(0, color=_COLOURS["muted"], linewidth=0.8)
-        _curve(below, np.subtract(bfloat16, float32), _SERIES[2], "difference")
+        below.axhline(0, color=COLOURS["muted"], linewidth=0.8)
+        _curve(below, np.subtract(bfloat16, float32), SERIES[2], "difference")
         below.set_ylabel("bfloat16 − float32\n(target units²)")
         _step_axis(below, [float32])
-        _legend_above(above)
+        legend_above(above)
     return figure
 
 
@@ -154,27 +108,25 @@ def loss_figure(
         validation: step to the mean squared error out of sample.
         predict_zero: the out-of-sample error of predicting no change.
     """
-    with _styled():
-        figure = Figure(figsize=(_WIDTH_IN, 4.2))
+    with styled():
+        figure = Figure(figsize=(WIDTH_IN, 4.2))
         axes = figure.subplots()
         for number, (name, losses) in enumerate(curves.items()):
-            hue = _SERIES[number % len(_SERIES)]
+            hue = SERIES[number % len(SERIES)]
             _curve(axes, np.asarray(losses), hue, name, dashed=number > 0)
         shown = [list(losses) for losses in curves.values()]
         if validation:
             steps = sorted(validation)
             errors = [validation[step] for step in steps]
             shown.append(errors)
-            axes.plot(steps, errors, "o-", color=_SERIES[2], markersize=6, label="validation")
+            axes.plot(steps, errors, "o-", color=SERIES[2], markersize=6, label="validation")
         if predict_zero is not None:
             shown.append([predict_zero])
-            axes.axhline(
-                predict_zero, color=_COLOURS["ink"], linestyle=":", label="predicting zero"
-            )
+            axes.axhline(predict_zero, color=COLOURS["ink"], linestyle=":", label="predicting zero")
         _loss_axis(axes, shown)
         _step_axis(axes, curves.values())
         _marks(axes, marks)
-        _legend_above(axes)
+        legend_above(axes)
     return figure
 
 
@@ -199,17 +151,17 @@ def tape_figure(
             found="none",
             fix="Draw a session that has rows",
         )
-    with _styled():
-        figure = Figure(figsize=(_WIDTH_IN, 3.6))
+    with styled():
+        figure = Figure(figsize=(WIDTH_IN, 3.6))
         axes = figure.subplots()
         times = times_ns.astype("datetime64[ns]")
-        axes.plot(times, mid, color=_SERIES[0], linewidth=1.1, label="mid price")
+        axes.plot(times, mid, color=SERIES[0], linewidth=1.1, label="mid price")
         if not valid.all():
             axes.broken_barh(
                 _runs(times, ~valid),  # type: ignore[arg-type]  # times are converted
                 (0, 0.045),
                 transform=axes.get_xaxis_transform(),
-                color=_SERIES[1],
+                color=SERIES[1],
                 linewidth=0.8,  # one row of thousands is thinner than a dot
                 label=f"rows that no window touches: {format_count(int((~valid).sum()))}",
             )
@@ -219,7 +171,7 @@ def tape_figure(
         axes.set_ylabel(f"mid price ({unit})")
         axes.margins(y=0.1)  # keeps the price off the marks below it
         axes.yaxis.set_major_formatter(_plain)
-        _legend_above(axes)
+        legend_above(axes)
     return figure
 
 
@@ -242,7 +194,7 @@ def svg(figure: Figure, prefix: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
-    for name, hue in _COLOURS.items():
+    for name, hue in COLOURS.items():
         text = text.replace(hue, f"var(--{name}, {hue})")
     return text
 
@@ -250,7 +202,7 @@ def svg(figure: Figure, prefix: str) -> str:
 def _render(figure: Figure, kind: str, *, transparent: bool = False) -> bytes:
     unsaid = ("Creator", "Date", "Format", "Type") if kind == "svg" else ("Software",)
     out = io.BytesIO()
-    with _styled():
+    with styled():
         figure.savefig(
             out,
             format=kind,
@@ -307,7 +259,7 @@ def _marks(axes: Axes, marks: Sequence[tuple[int, str]]) -> None:
     first, last = axes.get_xlim()
     following = [*sorted(at_step)[1:], np.inf]
     for number, (step, happened) in enumerate(sorted(at_step.items())):
-        axes.axvline(step, color=_COLOURS["ink"], linewidth=1, linestyle=(0, (2, 2)))
+        axes.axvline(step, color=COLOURS["ink"], linewidth=1, linestyle=(0, (2, 2)))
         place = (step - first) / (last - first)
         crowded = following[number] - step < 0.3 * (last - first)
         left = place > 0.7 or (place > 0.3 and crowded)
@@ -330,18 +282,3 @@ def _runs(
     edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]])))
     ends = np.append(times[1:], times[-1])
     return [(times[start], ends[stop - 1] - times[start]) for start, stop in edges.reshape(-1, 2)]
-
-
-def _legend_above(axes: Axes) -> None:
-    labels = axes.get_legend_handles_labels()[1]
-    if labels:
-        fitting = _LINE_CHARACTERS // (max(map(len, labels)) + 8)  # 8: the key and the gap
-        ncols = max(1, min(4, fitting))
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=ncols, borderaxespad=0.2)
-
-
-def _caption(figure: Figure, text: str) -> None:
-    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, 130)]
-    figure.supxlabel(
-        "\n".join(lines), fontsize=8, color=_COLOURS["muted"], x=0.01, ha="left", linespacing=1.5
-    )
