@@ -133,8 +133,8 @@ NAMES = "name, seed, log_every, data, windows, model, training, validation, chec
             "Correct the value.",
         ),
         (
-            '[training]\nprecision = "float16"\n',
-            "training.precision`: expected 'float32' or 'bfloat16', found 'float16'. "
+            '[training]\nprecision = "float64"\n',
+            "training.precision`: expected 'float32', 'bfloat16' or 'float16', found 'float64'. "
             "Correct the value.",
         ),
         (
@@ -427,7 +427,7 @@ FREE = [
     "checkpoint.notice_file=elsewhere",
 ]
 DECIDING = [
-    "data.augment=[{name='noise', arguments={std=0.1}}]",
+    "data.augment=[{name='noise',arguments={std=0.1}}]",
     "seed=7",
     "data.target=bid",
     "data.normalise=false",
@@ -438,7 +438,12 @@ DECIDING = [
     "training.steps=7",
     "training.batch=7",
     "training.accumulate=8",
+    "training.strategy=ddp",
+    "training.lanes=8",
+    "training.tensor_parallel=2 training.strategy=fsdp2",
     "training.learning_rate=7",
+    "training.lr_rescale=sqrt training.base_batch=300",
+    "training.base_batch=300 training.lr_rescale=linear",
     "training.optimizer=sgd",
     "training.weight_decay=7",
     "training.schedule=cosine",
@@ -451,10 +456,48 @@ DECIDING = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        ("training.lanes=3 training.batch=24", "expected lanes to be a power of two, not 3"),
+        ("training.lanes=512", "expected lanes to divide batch, not 512 to divide 256"),
+        ("training.lanes=2 training.accumulate=2", "expected accumulate 1 with lanes, each of"),
+        ("training.lanes=2 training.strategy=ddp", "expected lanes 1 with strategy ddp, which"),
+        ("training.tensor_parallel=2", "expected strategy fsdp2 with tensor_parallel, not lanes"),
+        (
+            "training.tensor_parallel=2 training.strategy=fsdp2 training.precision=float16",
+            "expected bfloat16 or float32 with tensor_parallel, not float16",
+        ),
+        ("training.lr_rescale=sqrt", "expected lr_rescale and base_batch to be given together"),
+        ("training.base_batch=8", "expected lr_rescale and base_batch to be given together"),
+        (
+            "training.base_batch=64 training.lr_rescale=linear",
+            "expected warmup_steps with a rescaled learning rate: it diverges early else",
+        ),
+    ],
+)
+def test_ways_to_share_a_batch_that_exclude_each_other_are_refused(load, overrides, wanted) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("", *overrides.split())
+    assert wanted in str(caught.value)
+
+
+def test_the_learning_rate_grows_with_the_batch_where_that_is_asked_for(load) -> None:
+    def rate(*overrides: str) -> float:
+        return load("", "training.warmup_steps=5", *overrides).training.scaled_learning_rate
+
+    assert rate("training.batch=4096") == 1e-3
+    grown = ("training.batch=1024", "training.base_batch=256")
+    assert rate(*grown, "training.lr_rescale=linear") == 4e-3
+    assert rate(*grown, "training.lr_rescale=sqrt") == 2e-3
+    shrunk = ("training.batch=64", "training.base_batch=256", "training.warmup_steps=0")
+    assert rate(*shrunk, "training.lr_rescale=linear") == 2.5e-4
+
+
 def test_the_hash_covers_what_decides_the_bits_and_nothing_else(load) -> None:
     plain = load().hash()
     assert {load("", override).hash() for override in FREE} == {plain}
-    hashes = [load("", override).hash() for override in DECIDING]
+    hashes = [load("", *overrides.split()).hash() for overrides in DECIDING]
     assert len({plain, *hashes}) == len(DECIDING) + 1
 
 

@@ -281,12 +281,12 @@ def test_no_parts_are_refused():
         (
             nn.Linear(T * COLUMNS, 1).double(),
             "float64",
-            "Call `model.float()`; bf16 changes the forward pass only",
+            "Call `model.float()`; precision changes the forward pass only",
         ),
         (
             nn.Sequential(nn.Linear(T * COLUMNS, 2), nn.Linear(2, 1).bfloat16()),
             "bfloat16, float32",
-            "Call `model.float()`; bf16 changes the forward pass only",
+            "Call `model.float()`; precision changes the forward pass only",
         ),
     ],
 )

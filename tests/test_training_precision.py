@@ -9,9 +9,9 @@ from tapeline.training.precision import autocast
 
 
 def test_autocast_is_on_only_where_asked():
-    with autocast(CPU, bf16=False):
+    with autocast(CPU, "float32"):
         assert not torch.is_autocast_enabled("cpu")
-    with autocast(CPU, bf16=True):
+    with autocast(CPU, "bfloat16"):
         assert torch.is_autocast_enabled("cpu")
         assert torch.get_autocast_dtype("cpu") == torch.bfloat16
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
@@ -23,7 +23,7 @@ def test_weights_gradients_and_optimiser_stay_in_float32(lanes):
     optimizer = adam(model)
     seen = []
     model[0].register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))
-    loss = TrainStep(model, optimizer, bf16=True, lanes=lanes)(0, *examples())
+    loss = TrainStep(model, optimizer, precision="bfloat16", lanes=lanes)(0, *examples())
     assert seen == [torch.bfloat16] * lanes
     state = [value for entry in optimizer.state.values() for value in entry.values()]
     grads = [p.grad for p in model.parameters()]
@@ -34,7 +34,7 @@ def test_lanes_in_bfloat16_are_the_whole_batch_in_bfloat16_but_for_its_rounding(
     ends = []
     for lanes in (1, 8):
         model = network()
-        TrainStep(model, adam(model), bf16=True, lanes=lanes)(0, *examples())
+        TrainStep(model, adam(model), precision="bfloat16", lanes=lanes)(0, *examples())
         ends.append(torch.cat([p.grad.reshape(-1) for p in model.parameters()]))
     scale = ends[0].abs().max()
     assert (ends[0] - ends[1]).abs().max() <= 2**-7 * scale

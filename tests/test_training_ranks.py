@@ -22,7 +22,7 @@ NUM_LANES, STEPS = 8, 100
 EXAMPLE = Path(__file__).parents[1] / "examples" / "lanes_own_loop.py"
 
 
-def built(kind="adamw", make=Coupled, bf16=False, seed=3, steps=STEPS, **options):
+def built(kind="adamw", make=Coupled, precision="float32", seed=3, steps=STEPS, **options):
     """A model with dropout and batch normalisation, its optimiser, and a step with everything."""
     model = make()
     optimizer = {
@@ -33,7 +33,7 @@ def built(kind="adamw", make=Coupled, bf16=False, seed=3, steps=STEPS, **options
     step = TrainStep(
         model,
         optimizer,
-        bf16=bf16,
+        precision=precision,
         clip_norm=0.5,
         schedule=warmup_then("cosine", warmup_steps=10, total_steps=steps),
         seed=seed,
@@ -55,12 +55,12 @@ def trained(steps, **options):
 
 VARIANTS = {
     "float32": (STEPS, {}),
-    "bfloat16": (STEPS, {"bf16": True}),
+    "bfloat16": (STEPS, {"precision": "bfloat16"}),
     "own rows": (10, {"own_rows_only": True}),
     "adam": (10, {"kind": "adam"}),
     "sgd": (10, {"kind": "sgd"}),
     "convolution": (10, {"make": Convolution}),
-    "attention": (10, {"make": Attention, "bf16": True}),
+    "attention": (10, {"make": Attention, "precision": "bfloat16"}),
 }
 
 

@@ -76,24 +76,70 @@ class TrainingConfig(Section):
     """How it is trained. `batch` is global: accumulation and ranks divide it, never multiply."""
 
     steps: Positive = 300
-    batch: Annotated[int, Field(gt=0, le=2**24)] = 256  # over all ranks and micro-batches
+    batch: Annotated[int, Field(gt=0, le=2**24)] = 256  # over all ranks, lanes and micro-batches
     accumulate: Positive = Field(1, description="micro-batches per step; divides `batch`")
+    strategy: Literal["lanes", "ddp", "fsdp2"] = Field(
+        "lanes", description="how ranks share the work; lanes are exact at any number of ranks"
+    )
+    lanes: Positive = Field(
+        1,
+        description="shares of the batch, a power of two: the most ranks; other lanes, other bits",
+    )
+    tensor_parallel: Positive = Field(1, description="ranks that fsdp2 cuts each layer over")
     learning_rate: PositiveFloat = 1e-3
+    lr_rescale: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="how learning_rate, chosen for base_batch, grows with `batch`"
+    )
+    base_batch: Positive | None = None
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     weight_decay: Annotated[float, Field(ge=0.0, le=1e30, allow_inf_nan=False)] = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     clip_norm: PositiveFloat | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="of the forward pass; weights, gradients and loss stay float32"
+    )
     threads: Annotated[int, Field(gt=0, le=1024)] = 1  # of torch; other numbers, other bits
-    device: str = "cpu"
+    device: str = Field("cpu", description="as torch names it; on several ranks without a number")
+
+    @property
+    def scaled_learning_rate(self) -> float:
+        """The learning rate for this batch.
+
+        Linear after Goyal et al. 2017 (for SGD), square root after Krizhevsky 2014 and Malladi
+        et al. 2022 (for Adam): the variance of the update then stays what it was.
+        """
+        factor = self.batch / (self.base_batch or self.batch)
+        powers = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
+        return float(self.learning_rate * factor ** powers[self.lr_rescale])
 
     @model_validator(mode="after")
-    def _accumulates_evenly(self) -> Self:
-        if self.batch % self.accumulate:
-            raise ValueError(
-                f"accumulate to divide batch, not {self.accumulate} to divide {self.batch}"
-            )
+    def _divides_evenly(self) -> Self:
+        for name, parts in (("accumulate", self.accumulate), ("lanes", self.lanes)):
+            if self.batch % parts:
+                raise ValueError(f"{name} to divide batch, not {parts} to divide {self.batch}")
+        if self.lanes & (self.lanes - 1):
+            raise ValueError(f"lanes to be a power of two, not {self.lanes}")
+        if self.lanes > 1 and self.accumulate > 1:
+            raise ValueError("accumulate 1 with lanes, each of which is a micro-batch already")
+        return self
+
+    @model_validator(mode="after")
+    def _shares_the_work_in_one_way(self) -> Self:
+        if self.lanes > 1 and self.strategy != "lanes":
+            raise ValueError(f"lanes 1 with strategy {self.strategy}, which knows none")
+        if self.tensor_parallel > 1 and self.strategy != "fsdp2":
+            raise ValueError(f"strategy fsdp2 with tensor_parallel, not {self.strategy}")
+        if self.tensor_parallel > 1 and self.precision == "float16":
+            raise ValueError("bfloat16 or float32 with tensor_parallel, not float16")
+        return self
+
+    @model_validator(mode="after")
+    def _rescales_from_a_base(self) -> Self:
+        if (self.lr_rescale == "none") != (self.base_batch is None):
+            raise ValueError("lr_rescale and base_batch to be given together")
+        if self.base_batch and self.batch > self.base_batch and not self.warmup_steps:
+            raise ValueError("warmup_steps with a rescaled learning rate: it diverges early else")
         return self
 
 

@@ -81,7 +81,7 @@ class Parts:
                 model,
                 build_optimizer(training, model),
                 accumulate=training.accumulate,
-                bf16=training.precision == "bfloat16",
+                precision=training.precision,
                 clip_norm=training.clip_norm,
                 schedule=warmup_then(
                     training.schedule,

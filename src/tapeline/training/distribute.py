@@ -47,7 +47,8 @@ def distribute(model: nn.Module, strategy: Strategy, *, tensor_parallel: int = 1
     if tensor_parallel > 1:
         model = _cut_tensors(model, strategy, tensor_parallel)
     elif strategy == "fsdp2":
-        _shard(model, init_device_mesh(_device_type(model), (dist.get_world_size(),)))
+        shape = (dist.get_world_size(),)
+        _shard(model, init_device_mesh(_device_type(model), shape, mesh_dim_names=("data",)))
     if strategy == "fsdp2":
         return model
     # Asked for the search for unused parameters, DDP keeps the buckets of its first step. Without

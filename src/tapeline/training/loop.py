@@ -106,7 +106,13 @@ def train(
     """
     check_trainable(model)  # first, since Adam refuses an empty list in words of its own
     optimizer = torch.optim.Adam(model.parameters(), lr=lr) if opt is None else opt
-    step = TrainStep(model, optimizer, accumulate=accumulate, bf16=bf16, seed=sampler.seed)
+    step = TrainStep(
+        model,
+        optimizer,
+        accumulate=accumulate,
+        precision="bfloat16" if bf16 else "float32",
+        seed=sampler.seed,
+    )
     BatchSource(shards, T, horizon, target_col, scale).check(sampler.index)
     loader = Loader(
         shards,

@@ -42,6 +42,18 @@ def is_distributed(model: nn.Module) -> bool:
     return isinstance(model, DistributedDataParallel) or any(map(_is_cut, model.parameters()))
 
 
+def data_rank(model: nn.Module) -> int:
+    """This rank's place among those with rows of their own, of a model that is distributed.
+
+    Ranks that tensor parallelism cut one layer over have the same rows and draw the same masks.
+    """
+    for parameter in model.parameters():
+        if _is_cut(parameter):
+            mesh = parameter.device_mesh  # type: ignore[attr-defined]
+            return mesh.get_local_rank("data") if "data" in mesh.mesh_dim_names else 0
+    return dist.get_rank()
+
+
 def set_sync(model: nn.Module, sync: bool) -> None:
     """Whether the next backward pass exchanges gradients, for micro-batches before the last."""
     if isinstance(model, DistributedDataParallel):

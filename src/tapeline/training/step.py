@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from tapeline.errors import TrainingError
 from tapeline.training.determinism import keyed_draws
 from tapeline.training.lanes import Lanes
-from tapeline.training.precision import autocast, check_trainable
-from tapeline.training.ranks import clip_grad_norm, is_distributed, set_sync
+from tapeline.training.precision import Precision, autocast, check_trainable, loss_scaler
+from tapeline.training.ranks import clip_grad_norm, data_rank, is_distributed, set_sync
 
 Schedule = Callable[[int], float]
 
@@ -31,14 +31,17 @@ class TrainStep:
         optimizer: over the model's parameters.
         accumulate: micro-batches that a batch is cut into; their gradients, each scaled by its
             share, add up to the batch's.
-        bf16: forward pass under bfloat16 autocast.
+        precision: of the forward pass, see `precision.py`.
         clip_norm: largest norm of the gradient over all parameters; None leaves it.
         schedule: step → factor on the learning rates that the optimizer has now.
-        seed: dropout and other draws of step k are keyed by (seed, k); by (seed, k, rank) with
-            several ranks, and by (seed, k, lane) with several lanes.
+        seed: dropout and other draws of step k are keyed by (seed, k); by (seed, k, place) on
+            ranks with rows of their own, and by (seed, k, lane) with several lanes.
         lanes: lanes that a batch is cut into, or finished `Lanes` of this model, whose seed then
             counts. 1 is one whole batch, or a model that `distribute` made, each rank with rows
             of its own.
+
+    Attributes:
+        scaler: of the loss, with float16: part of the state; None without.
 
     Raises:
         TrainingError: `accumulate` below 1, or above 1 with lanes; a model without parameters in
@@ -51,7 +54,7 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         *,
         accumulate: int = 1,
-        bf16: bool = False,
+        precision: Precision = "float32",
         clip_norm: float | None = None,
         schedule: Schedule | None = None,
         seed: int = 0,
@@ -73,12 +76,14 @@ class TrainStep:
         self.model = model
         self.optimizer = optimizer
         self.accumulate = accumulate
-        self.bf16 = bf16
+        self.precision: Precision = precision
         self.clip_norm = clip_norm
         self.schedule = schedule
         self.seed = seed
-        self._rank = (dist.get_rank(),) if is_distributed(model) else ()
+        self._shared = is_distributed(model)
+        self._place = (data_rank(model),) if self._shared else ()
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.scaler = loss_scaler(self.device, precision)
 
     def __call__(self, number: int, x: Tensor, y: Tensor) -> Tensor:
         """Do step `number` with x `[batch, inputs]` and y `[batch]`; returns the mean loss.
@@ -92,15 +97,21 @@ class TrainStep:
         """
         self.model.train()
         if self.lanes:
-            total = self.lanes.backward(
-                (x, y), lambda lane: batch_loss(self.model, *lane, bf16=self.bf16), step=number
-            )
+            total = self.lanes.backward((x, y), lambda lane: self._loss(*lane), step=number)
         else:
             total = self._backward(number, x, y)
+        if self.scaler:
+            total /= self.scaler.get_scale()
+            self.scaler.unscale_(self.optimizer)
         if self.clip_norm is not None:
             clip_grad_norm(self.model, self.clip_norm)
         self._update(number)
         return total
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The mean loss of a part of the batch, scaled where that is needed."""
+        loss = batch_loss(self.model, x, y, precision=self.precision)
+        return self.scaler.scale(loss) if self.scaler else loss
 
     def _backward(self, number: int, x: Tensor, y: Tensor) -> Tensor:
         """Set the gradients to those of the batch, or of all ranks' batches; the mean loss."""
@@ -115,30 +126,37 @@ class TrainStep:
         total = torch.zeros((), device=self.device)
         size = len(x) // self.accumulate
         parts = list(zip(torch.split(x, size), torch.split(y, size), strict=True))
-        with keyed_draws(self.device, self.seed, number, *self._rank):
+        with keyed_draws(self.device, self.seed, number, *self._place):
             for part, (part_x, part_y) in enumerate(parts, 1):
                 set_sync(self.model, part == len(parts))
-                loss = batch_loss(self.model, part_x, part_y, bf16=self.bf16) / self.accumulate
+                loss = self._loss(part_x, part_y) / self.accumulate
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
-        if self._rank:
+        if self._shared:
             dist.all_reduce(total)
             total /= dist.get_world_size()
         return total
 
     def _update(self, number: int) -> None:
         if self.schedule is None:
-            self.optimizer.step()
+            self._step()
             return
         groups = self.optimizer.param_groups
         rates = [group["lr"] for group in groups]
         factor = self.schedule(number)
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * factor
-        self.optimizer.step()
+        self._step()
         # Put back, so that the state holds the base rate and the schedule needs no state at all.
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
+
+    def _step(self) -> None:
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
 
 
 def _lanes(model: nn.Module, lanes: int | Lanes, seed: int) -> Lanes | None:
@@ -150,13 +168,15 @@ def _lanes(model: nn.Module, lanes: int | Lanes, seed: int) -> Lanes | None:
     return lanes if lanes.num_lanes > 1 else None
 
 
-def batch_loss(model: nn.Module, x: Tensor, y: Tensor, *, bf16: bool = False) -> Tensor:
+def batch_loss(
+    model: nn.Module, x: Tensor, y: Tensor, *, precision: Precision = "float32"
+) -> Tensor:
     """Mean squared error of the model on x `[n, inputs]`, y `[n]`; float32 whatever the forward.
 
     Raises:
         TrainingError: the model's output is neither `[n]` nor `[n, 1]`.
     """
-    with autocast(x.device, bf16=bf16):
+    with autocast(x.device, precision):
         prediction = predict(model, x)
     return F.mse_loss(prediction.float(), y)
 
