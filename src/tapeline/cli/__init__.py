@@ -15,6 +15,7 @@ import typer
 from tapeline.cli.bench import bench
 from tapeline.cli.checkpoints import app as checkpoints
 from tapeline.cli.ingest import ingest
+from tapeline.cli.plans import app as plans
 from tapeline.cli.store import app as store
 from tapeline.cli.tours import demo, tutorial
 from tapeline.cli.train import resume, train
@@ -34,6 +35,7 @@ app.command("bench")(bench)
 app.command("train")(train)
 app.command("resume")(resume)
 app.add_typer(checkpoints, name="checkpoints")
+app.add_typer(plans, name="plan")
 app.command("tutorial")(tutorial)
 app.command("demo")(demo)
 

@@ -21,7 +21,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from tapeline.errors import TapeError
 from tapeline.files import atomic_write
-from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, styled
+from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, plain, styled
 from tapeline.report.tables import format_count, format_ms, format_percent
 from tapeline.session import BoolArray, Int64Array
 
@@ -170,7 +170,7 @@ def tape_figure(
         axes.xaxis.get_offset_text().set_visible(False)  # the label gives the date
         axes.set_ylabel(f"mid price ({unit})")
         axes.margins(y=0.1)  # keeps the price off the marks below it
-        axes.yaxis.set_major_formatter(_plain)
+        axes.yaxis.set_major_formatter(plain)
         legend_above(axes)
     return figure
 
@@ -232,12 +232,8 @@ def _loss_axis(axes: Axes, shown: Sequence[Sequence[float]]) -> None:
         few = finite.max() < 500 * finite.min()
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(_plain)
+    axes.yaxis.set_major_formatter(plain)
     axes.set_ylabel("mean squared error\n(target units²)")
-
-
-def _plain(value: float, _place: float) -> str:
-    return f"{value:,.10g}"
 
 
 def _smoothing(losses: Floats | Sequence[float]) -> int:

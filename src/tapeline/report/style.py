@@ -74,6 +74,11 @@ def legend_above(axes: Axes) -> None:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=ncols, borderaxespad=0.2)
 
 
+def plain(value: float, _place: float) -> str:
+    """A tick's number without exponent or offset."""
+    return f"{value:,.10g}"
+
+
 def caption(figure: Figure, text: str) -> None:
     """Small text under the figure, wrapped."""
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, 130)]

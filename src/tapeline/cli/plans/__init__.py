@@ -1,0 +1,14 @@
+"""`tapeline plan`: derive it instead of guessing it. One file per verb."""
+
+from __future__ import annotations
+
+import typer
+
+from tapeline.cli.plans.checkpoint import checkpoint
+
+app = typer.Typer(
+    help="Derive a number instead of guessing it, from what is given, measured or a stated "
+    "default. Example: tapeline plan checkpoint --mtbf-hours 6",
+    no_args_is_help=True,
+)
+app.command("checkpoint")(checkpoint)

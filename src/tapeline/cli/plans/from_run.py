@@ -1,0 +1,81 @@
+"""`--from-run`: what a run recorded, under the names that plans ask for.
+
+Reads the run folder; measures nothing itself. What isn't there is said, not invented.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tapeline.plan import Measured
+
+Number = tuple[float, str]
+_S_PER_HOUR = 3600.0
+
+
+def measured(run: Path | None) -> Measured | None:
+    """The numbers of a run; None without one.
+
+    Raises:
+        RunError: the folder is not that of a run.
+    """
+    if run is None:
+        return None
+    from tapeline.clock import SystemClock
+    from tapeline.files import read_journal
+    from tapeline.plan import Measured
+    from tapeline.runs import RunFolder
+
+    folder = RunFolder(run, SystemClock())
+    folder.record()
+    intervals = run / "intervals.jsonl"
+    decisions = read_journal(intervals) if intervals.exists() else []
+    numbers: dict[str, Number] = {}
+    missing: dict[str, str] = {}
+    for found, names, why in (
+        (_saving(decisions), _SAVING, "saves weren't timed (checkpoint.every isn't auto)"),
+        (_failing(folder.attempts()), _FAILING, "no life of the run has a recorded end"),
+    ):
+        numbers |= found
+        missing |= {name: why for name in names if name not in found}
+    return Measured(str(run), numbers, missing)
+
+
+_SAVING = ("checkpoint_seconds", "async_fraction", "write_slowdown")
+_FAILING = ("failures", "exposure_hours")
+
+
+def _saving(decisions: list[dict[str, Any]]) -> dict[str, Number]:
+    """What the controller of `checkpoint.every = "auto"` measured last."""
+    if not decisions:
+        return {}
+    costs, how = decisions[-1]["costs"], "medians of the last saves"
+    whole_s = costs["blocking_s"] + costs["write_s"]
+    if not whole_s > 0:
+        return {}
+    found: dict[str, Number] = {"checkpoint_seconds": (whole_s, how)}
+    if costs["write_s"] > 0:
+        found["async_fraction"] = (costs["blocking_s"] / whole_s, how)
+        found["write_slowdown"] = (costs["slowdown"], how)
+    return found
+
+
+def _failing(lives: list[dict[str, Any]]) -> dict[str, Number]:
+    """Failures and the time under which they were counted: of lives whose end was recorded."""
+    ended = [life for life in lives if "ended" in life]
+    hours = sum(_lived_s(life) for life in ended) / _S_PER_HOUR
+    if not hours > 0:
+        return {}
+    failures = sum(life.get("how") in ("killed", "failed") for life in lives)
+    return {
+        "failures": (failures, "lives that were killed or failed"),
+        "exposure_hours": (hours, "lives with a recorded end"),
+    }
+
+
+def _lived_s(life: dict[str, Any]) -> float:
+    between = datetime.fromisoformat(life["ended"]) - datetime.fromisoformat(life["started"])
+    return max(0.0, between.total_seconds())

@@ -1,0 +1,146 @@
+"""What a plan is derived from: numbers, each with its unit, its range and where it is from.
+
+Covers: declaring a number once, taking it from what was given, what was measured on a run, or a
+stated default, and refusing what is out of range in the name under which it was asked for. Does
+not cover measuring.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tapeline.errors import TapelineError
+
+# Wide enough for seconds, bytes and prices alike, and narrow enough that no product of a few of
+# them leaves the range of a float.
+LEAST, MOST = 1e-12, 1e18
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number that a plan asks for.
+
+    Attributes:
+        name: the field's name with its unit, such as `mtbf_hours`; the option is `--mtbf-hours`.
+        help: what it is, one clause.
+        default: taken where it is neither given nor measured; None if it must be one of the two.
+        positive: whether 0 is refused.
+        most: the greatest value allowed; 1 for a share.
+        whole: whether it counts something.
+    """
+
+    name: str
+    help: str
+    default: float | None = None
+    positive: bool = True
+    most: float = MOST
+    whole: bool = False
+
+    @property
+    def option(self) -> str:
+        """The name on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def checked(self, number: float, where: str) -> float:
+        """The number, if it is in range.
+
+        Raises:
+            TapelineError: it is not; told in the user's words.
+        """
+        least = (1 if self.whole else LEAST) if self.positive else 0
+        whole = not self.whole or float(number).is_integer()
+        if (
+            math.isfinite(number)
+            and whole
+            and (least <= number <= self.most or number == 0 >= least)
+        ):
+            return number
+        kind = "a whole number" if self.whole else "a number"
+        low = "0 or more" if not self.positive else "1 or more" if self.whole else "above 0"
+        high = f", {self.most:g} at most" if self.most < MOST else " and finite"
+        raise TapelineError(
+            where,
+            expected=f"{kind} {low}{high}",
+            found=f"{number:g}",
+            fix=f"Correct it: {self.help[0].lower()}{self.help[1:]}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run recorded, by the names of the quantities.
+
+    Attributes:
+        run: the run's folder, as it was given.
+        numbers: each with how it was measured, such as "median of the last saves".
+        missing: why a number that a run can have is not there, such as "no save was timed".
+    """
+
+    run: str
+    numbers: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number that a plan was derived from, with where it is from."""
+
+    name: str
+    number: float
+    source: str
+    detail: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {"value": self.number, "source": self.source, "detail": self.detail}
+
+
+class Inputs:
+    """The numbers of one plan. What was taken stays, in order, to be shown beside the result.
+
+    Args:
+        measured: from a run, if one was named. What is given goes before it.
+    """
+
+    def __init__(self, measured: Measured | None = None) -> None:
+        self.measured = measured
+        self.values: dict[str, Value] = {}
+
+    def take(self, quantity: Quantity, given: float | None = None) -> float:
+        """The number: as given, else as measured, else the default.
+
+        Raises:
+            TapelineError: it is out of range, or there is none of the three.
+        """
+        number, source, detail = self._found(quantity, given)
+        where = quantity.option if source != "measured" else f"{detail}: {quantity.name}"
+        number = float(quantity.checked(number, where))
+        self.values[quantity.name] = Value(quantity.name, number, source, detail)
+        return number
+
+    def count(self, quantity: Quantity, given: int | None = None) -> int:
+        """As `take`, of a whole number."""
+        assert quantity.whole, "a count is declared as one"
+        return int(self.take(quantity, given))
+
+    def _found(self, quantity: Quantity, given: float | None) -> tuple[float, str, str]:
+        if given is not None:
+            return given, "given", ""
+        detail = ""
+        if self.measured:
+            if quantity.name in self.measured.numbers:
+                number, how = self.measured.numbers[quantity.name]
+                return number, "measured", f"{self.measured.run}, {how}"
+            if quantity.name in self.measured.missing:
+                detail = f"{self.measured.run}: {self.measured.missing[quantity.name]}"
+        if quantity.default is None:
+            raise TapelineError(
+                quantity.option,
+                expected="a number",
+                found=f"none ({detail})" if detail else "none",
+                fix=f"Give it: {quantity.help[0].lower()}{quantity.help[1:]}",
+            )
+        return quantity.default, "default", detail
