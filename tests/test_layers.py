@@ -35,7 +35,7 @@ FLOORS = (
     ("windows", "checkpoint", "ledger", "signals", "testing"),
     ("training", "supervise", "plan", "runs"),
     ("attempt",),
-    ("run", "budget", "ingest"),
+    ("run", "budget", "ingest", "doctor"),
     ("search", "report"),
     ("tours",),
     ("cli",),

@@ -14,6 +14,7 @@ import typer
 
 from tapeline.cli.bench import bench
 from tapeline.cli.checkpoints import app as checkpoints
+from tapeline.cli.doctor import doctor
 from tapeline.cli.ingest import ingest
 from tapeline.cli.plans import app as plans
 from tapeline.cli.store import app as store
@@ -38,6 +39,7 @@ app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(plans, name="plan")
 app.command("tutorial")(tutorial)
 app.command("demo")(demo)
+app.command("doctor")(doctor)
 
 
 def main() -> None:
