@@ -1,0 +1,65 @@
+"""What watchers look at: each metric as arrays over steps, and where the run was resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Of each step, and of the last step of each logging interval.
+STEP_METRICS = ("loss", "grad_norm", "step_s", "collective_wait_s")
+INTERVAL_METRICS = (
+    "learning_rate",
+    "samples_per_s",
+    "rss_bytes",
+    "device_bytes",
+    "utilisation",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric.
+
+    Attributes:
+        steps: int64 `[n]`, increasing; a step is counted from 1.
+        values: float64 `[n]`; nan and infinities are values, what is missing has no entry.
+        attempts: int64 `[n]`, the life of the run that measured it.
+    """
+
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    attempts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, part: slice | NDArray[np.bool_]) -> Series:
+        return Series(self.steps[part], self.values[part], self.attempts[part])
+
+    def finite(self) -> Series:
+        """The entries whose value is finite."""
+        good = np.isfinite(self.values)
+        return self if good.all() else self[good]
+
+
+EMPTY = Series(np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run's metrics at one moment, each step once.
+
+    Attributes:
+        series: by name (`STEP_METRICS`, `INTERVAL_METRICS`, `validation/…`); one that was never
+            measured is absent.
+        resumes: for each later life of the run, the steps done when it began.
+    """
+
+    series: Mapping[str, Series] = field(default_factory=dict)
+    resumes: tuple[int, ...] = ()
+
+    def __getitem__(self, name: str) -> Series:
+        return self.series.get(name, EMPTY)

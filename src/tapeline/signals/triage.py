@@ -1,0 +1,91 @@
+"""Why a run is slow, stuck or dead: a pure function of what is known of its ranks.
+
+The order is liveness, shape, distribution: shares mean little on a run that hangs, and ranks are
+compared only after what slows all of them is told. Missing evidence is never taken for health.
+"""
+
+from __future__ import annotations
+
+from tapeline.signals.evidence import Evidence
+from tapeline.signals.liveness import liveness
+from tapeline.signals.slowness import comparable, distribution, shape, typical_share
+from tapeline.signals.verdict import Limits, Verdict
+
+
+def triage(evidence: Evidence, limits: Limits | None = None) -> tuple[Verdict, ...]:
+    """The causes that the evidence shows, the most pressing first; at least one verdict.
+
+    Args:
+        evidence: of a run that goes on or of one that ended.
+        limits: from where on something is a finding.
+    """
+    limits = limits or Limits()
+    trouble = liveness(evidence, limits)
+    if trouble and trouble.kind == "hang":
+        return (trouble,)  # what a hanging run's shares say is the hang
+    found = [
+        *([trouble] if trouble else []),
+        *shape(evidence, limits),
+        *distribution(evidence, limits),
+    ]
+    if found:
+        return tuple(found)
+    gaps = _gaps(evidence, limits)
+    return (_unknown(evidence, gaps) if gaps else _healthy(evidence),)
+
+
+def _gaps(evidence: Evidence, limits: Limits) -> list[str]:
+    """What was not seen, or is not explained."""
+    gaps = []
+    num = evidence.num_ranks
+
+    def missing(what: str, number: int) -> None:
+        if number:
+            gaps.append(f"{what} of {number} of {num} ranks")
+
+    missing("any trace", num - len(evidence.ranks))
+    missing("the heartbeat", sum(not (r.heartbeat or r.exit) for r in evidence.ranks))
+    missing("the ledger", sum(r.shares is None for r in evidence.ranks))
+    if num > 1:
+        ranks = comparable(evidence)
+        missing("step times apart from the wait in collectives", num - len(ranks))
+        fewest = min((len(r.windows) for r in ranks), default=limits.num_windows)
+        if fewest < limits.num_windows:
+            gaps.append(f"more than {fewest} of {limits.num_windows} windows of step times")
+    if not any(r.kernels for r in evidence.ranks):
+        gaps.append("a profile of the kernels")
+    return [*(f"not seen: {gap}" for gap in gaps), *_unexplained(evidence, limits)]
+
+
+def _unexplained(evidence: Evidence, limits: Limits) -> list[str]:
+    other = typical_share(evidence, "other")
+    if other is None or other < limits.other:
+        return []
+    return [f"{other:.0%} of the wall time is in no bucket that has a name"]
+
+
+def _unknown(evidence: Evidence, gaps: list[str]) -> Verdict:
+    return Verdict(
+        "unknown",
+        (),
+        (*gaps, *_shares(evidence)),
+        "the evidence that is missing",
+        "Get what is named above; what was seen shows no cause",
+    )
+
+
+def _healthy(evidence: Evidence) -> Verdict:
+    return Verdict(
+        "healthy",
+        (),
+        (f"all of {evidence.num_ranks} ranks seen, none ended or stuck", *_shares(evidence)),
+        "a slower run than one like it on the same machine",
+        "Nothing: what is left to gain is in computing itself",
+    )
+
+
+def _shares(evidence: Evidence) -> tuple[str, ...]:
+    buckets = ("useful", "starved", "checkpoint", "lost", "startup", "evaluation", "other")
+    shares = [(bucket, typical_share(evidence, bucket)) for bucket in buckets]
+    told = ", ".join(f"{bucket} {share:.0%}" for bucket, share in shares if share is not None)
+    return (f"shares of the wall time: {told}",) if told else ()
