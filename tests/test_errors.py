@@ -18,6 +18,7 @@ KINDS = (
     errors.CheckpointError,
     errors.TrainingError,
     errors.RunError,
+    errors.LedgerError,
 )
 SAID = {"expected": "8 bytes", "found": "7", "fix": "Copy it again"}
 

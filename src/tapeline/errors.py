@@ -7,7 +7,8 @@
     ├── WindowError              window lengths, batches, splits, sampler states
     ├── CheckpointError          a checkpoint that is damaged, or of another model, data set or run
     ├── TrainingError            a model, an optimiser or a step that can't go on
-    └── RunError                 a run folder, or the place a run should go to
+    ├── RunError                 a run folder, or the place a run should go to
+    └── LedgerError              a ledger that doesn't add up, or is used out of order
 
 A message says where, what was expected, what was found and what to do. Faults of our own are
 `assert`s, not these.
@@ -70,3 +71,7 @@ class TrainingError(TapelineError):
 
 class RunError(TapelineError):
     """A run folder is missing, occupied, or not one."""
+
+
+class LedgerError(TapelineError):
+    """A ledger's spans don't add up, or it is used out of order."""

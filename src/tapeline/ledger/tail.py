@@ -1,0 +1,105 @@
+"""The end of a ledger: which attempt wrote last, up to where, and what the heartbeat adds."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tapeline.ledger.heartbeat import Beat
+from tapeline.ledger.phases import NS_PER_S
+
+_IN_STEPS = ("data", "transfer", "compute", "communication")
+_TAIL_BYTES = 1 << 16  # lines are a few hundred bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LastWritten:
+    """What a ledger's last lines say.
+
+    Attributes:
+        attempt: the last one; 0 in an empty ledger.
+        step, end_ns: of its last span.
+        closed: whether it said that it ended.
+    """
+
+    attempt: int = 0
+    step: int = 0
+    end_ns: int = 0
+    closed: bool = False
+
+
+def last_written(path: Path) -> LastWritten:
+    """Read the end of a ledger; a torn line and what isn't JSON are passed over."""
+    if not path.exists():
+        return LastWritten()
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        start = stream.seek(max(0, size - _TAIL_BYTES))
+        lines = stream.read().split(b"\n")[1 if start else 0 : -1]
+    closed = 0
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if "close" in record:
+            closed = record["close"]
+        elif "attempt" in record:
+            attempt = record["attempt"]
+            return LastWritten(attempt, record["step"], record["end"], closed == attempt)
+        elif "begin" in record:
+            attempt = record["begin"]
+            return LastWritten(attempt, record["from_step"], 0, closed == attempt)
+    return LastWritten()
+
+
+def inferred_line(last: LastWritten, beat: Beat | None) -> list[dict[str, Any]]:
+    """The span between the last line of a killed attempt and its last heartbeat, or none.
+
+    No longer than one flush leaves open. Where steps were done in it, it is called "compute".
+    """
+    if beat is None or last.closed or beat.attempt != last.attempt:
+        return []
+    end_ns = beat.monotonic_ns - beat.began_ns
+    if end_ns <= last.end_ns:
+        return []
+    phase = "compute" if beat.step > last.step else beat.phase
+    return [
+        {
+            "attempt": last.attempt,
+            "step": beat.step,
+            "end": end_ns,
+            phase: end_ns - last.end_ns,
+            "partial": int(beat.phase in _IN_STEPS),
+            "inferred": 1,
+        }
+    ]
+
+
+def boot_id() -> str | None:
+    """Names the time since the machine was started, in which one monotonic clock runs."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def process_began_ns() -> int:
+    """Monotonic time at which this process began, to about 10 ms: for `Ledger(began_ns=…)`."""
+    return time.monotonic_ns() - max(0, _process_age_ns())
+
+
+def _process_age_ns() -> int:
+    try:
+        # psutil counts from the time of booting, which Linux gives it in whole seconds.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        began_ns = int(fields[19]) * NS_PER_S // os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - began_ns
+    except OSError:
+        return int((time.time() - psutil.Process().create_time()) * NS_PER_S)
