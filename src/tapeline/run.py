@@ -1,21 +1,27 @@
 """A run: begun from its configuration, and picked up again from its folder.
 
-What a run consists of, and how one life of it goes, is in `attempt`.
+What a run consists of, and how one life of it goes, is in `attempt`. Under torchrun every rank
+calls these: rank 0 makes the folder and the record, opens the data first and fits the normaliser
+once for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tapeline.attempt import Parts, Progress, RunResult, live
+from tapeline.attempt import Data, Parts, Progress, Promise, RunResult, live
+from tapeline.attempt.parts import check_ranks
 from tapeline.clock import Clock, SystemClock
 from tapeline.config import RunConfig
 from tapeline.errors import RunError
 from tapeline.runs import RunFolder, record
-from tapeline.training.build import check_output
+from tapeline.training import joined
+from tapeline.training.ranks import from_first
 from tapeline.windows import Normaliser
+from tapeline.world import World
 
 __all__ = ["Progress", "RunResult", "resume", "start"]
 
@@ -38,12 +44,34 @@ def start(
     """
     clock = clock or SystemClock()
     run = RunFolder(folder, clock)
-    run.check_free()
-    parts = Parts.build(config, normaliser=None)
-    check_output(parts.step.model, parts.source, parts.training)
-    run.create(record(config, parts.data(), clock))
-    with run.locked():
+    with joined(config.training.device) as world, contextlib.ExitStack() as stack:
+        check_ranks(config.training, world)
+
+        def opened() -> Data:
+            run.check_free()
+            return Data.open(config, normaliser=None)
+
+        parts = Parts.build(_on_every_rank(world, config, opened), world)
+        promise = Promise.of_new(parts)
+
+        def create() -> None:
+            run.create({**record(config, parts.data.record(), clock), **promise.as_dict()})
+            stack.enter_context(run.locked())
+
+        from_first(world, create)
         return live(run, parts, progress, clock)
+
+
+def _on_every_rank(world: World, config: RunConfig, opened: Callable[[], Data]) -> Data:
+    """What rank 0 opens; the others open it after rank 0, with its normaliser."""
+    mine: list[Data] = []
+
+    def first() -> dict[str, Any] | None:
+        mine.append(opened())
+        return mine[0].normaliser.as_dict() if mine[0].normaliser else None
+
+    fitted = from_first(world, first)
+    return mine[0] if mine else Data.open(config, Normaliser.from_dict(fitted) if fitted else None)
 
 
 def resume(
@@ -78,17 +106,23 @@ def resume(
             found=", ".join(overrides) or "another version's meaning of its configuration",
             fix="Start another run with them, using `tapeline train`",
         )
-    parts = Parts.build(
-        config, Normaliser.from_dict(n) if (n := saved["data"]["normaliser"]) else None
-    )
-    _check_data(folder, parts, saved["data"])
-    with run.locked():
+    fitted = saved["data"]["normaliser"]
+
+    def opened() -> Data:
+        data = Data.open(config, Normaliser.from_dict(fitted) if fitted else None)
+        _check_data(folder, data, saved["data"])
+        return data
+
+    with joined(config.training.device) as world, contextlib.ExitStack() as stack:
+        check_ranks(config.training, world)
+        parts = Parts.build(_on_every_rank(world, config, opened), world)
+        from_first(world, lambda: stack.enter_context(run.locked()))
         return live(run, parts, progress, clock)
 
 
-def _check_data(folder: Path, parts: Parts, saved: dict[str, Any]) -> None:
+def _check_data(folder: Path, data: Data, saved: dict[str, Any]) -> None:
     """Compare the data with what the record says of it, and its bytes with its hashes."""
-    shards, config = parts.shards, parts.config.data
+    shards, config = data.shards, data.config.data
     if shards.fingerprint != saved["fingerprint"]:
         raise RunError(
             f"{folder}, data {config.store}",

@@ -2,6 +2,16 @@
 
 from tapeline.attempt.kept import KeptCheckpoints, Row
 from tapeline.attempt.life import Progress, RunResult, live
-from tapeline.attempt.parts import Parts
+from tapeline.attempt.parts import Data, Parts
+from tapeline.attempt.promise import Promise
 
-__all__ = ["KeptCheckpoints", "Parts", "Progress", "Row", "RunResult", "live"]
+__all__ = [
+    "Data",
+    "KeptCheckpoints",
+    "Parts",
+    "Progress",
+    "Promise",
+    "Row",
+    "RunResult",
+    "live",
+]

@@ -2,6 +2,9 @@
 
 Covers: the hook that saves, the durable copies behind it, and the end by a preemption. Does not
 cover which steps are due (`cadence`).
+
+Where every rank holds the whole state, rank 0 saves it and the others follow (`Follower`): they
+stop between the same two steps, and wait for rank 0 before they end.
 """
 
 from __future__ import annotations
@@ -180,3 +183,42 @@ class Keeper:
         self._guard.measured(
             save_s=self._cadence.longest_save_s, poll_s=self._cadence.longest_step_s
         )
+
+
+class Follower:
+    """What a rank does in the place of a `Keeper` where rank 0 saves: it stops when all do.
+
+    Args:
+        guard: says whether to stop.
+        last: the last step of the run.
+    """
+
+    def __init__(self, guard: PreemptionGuard, last: int) -> None:
+        self._guard = guard
+        self._last = last
+
+    def step_done(self, number: int, _: Tensor) -> None:
+        """As the keeper's; nothing to look after here."""
+
+    def validated(self, number: int, mse: float) -> None:
+        """As the keeper's; rank 0 notes it."""
+
+    def __call__(self, number: int, _: Tensor) -> None:
+        """The hook that ends the run where that is due."""
+        if number < self._last:
+            self.stop_if_told(number)
+
+    def go_on(self, _: int, __: Tensor) -> None:
+        """As the keeper's; nothing to measure here."""
+
+    def stop_if_told(self, number: int) -> None:
+        """End the run after step `number`, if a notice has come to any rank.
+
+        Raises:
+            Preempted: rank 0 saves.
+        """
+        if self._guard.agreed():
+            raise Preempted(number, str(self._guard.reason))
+
+    def save(self, number: int) -> None:
+        """As the keeper's; rank 0 does it."""

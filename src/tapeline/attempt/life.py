@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import hashlib
 import threading
 import warnings
 from collections.abc import Callable
@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tapeline.attempt.cadence import Cadence, interval_controller
-from tapeline.attempt.keeper import Copies, Keeper, copying
+from tapeline.attempt.keeper import Copies, Follower, Keeper, copying
+from tapeline.attempt.losses import LossHook
 from tapeline.attempt.origin import Origin, restore, run_identity
 from tapeline.attempt.parts import Parts
+from tapeline.attempt.promise import Promise
 from tapeline.checkpoint import (
     Checkpointer,
     Skipped,
     part_sha256,
-    restore_state,
-    state_sha256,
 )
 from tapeline.checkpoint.durable import DurableTier
 from tapeline.checkpoint.interval import IntervalController
@@ -32,9 +31,10 @@ from tapeline.checkpoint.resume import TaintJournal
 from tapeline.checkpoint.retain import Retention
 from tapeline.clock import Clock
 from tapeline.config import CheckpointConfig
-from tapeline.errors import TrainingError
+from tapeline.files import canonical_json
 from tapeline.runs import MetricsJournal, RunFolder, code_state
 from tapeline.training import evaluate, loop
+from tapeline.training.ranks import from_first, wait_for_all
 
 Progress = Callable[[int, int], None]
 
@@ -51,21 +51,26 @@ class RunResult:
         folder: the run's folder.
         steps: steps done in all.
         from_step: where this life of the run began.
-        state_sha256: over all state after the last step.
-        part_sha256: over each part of it.
+        part_sha256: over each part of the state after the last step.
         losses: of every step, the later one where a step was done twice.
         validation: at the end; None without a validation split.
+        contract: what holds of its bits.
         skipped: checkpoints that were passed over on the way in, and why.
     """
 
     folder: Path
     steps: int
     from_step: int
-    state_sha256: str
     part_sha256: dict[str, str]
     losses: list[float]
     validation: dict[str, Any] | None
+    contract: str
     skipped: tuple[Skipped, ...]
+
+    @property
+    def state_sha256(self) -> str:
+        """Over all state after the last step, as `checkpoint.state_sha256` has it."""
+        return hashlib.sha256(canonical_json(self.part_sha256).encode()).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON can hold them; the losses as the mean of the last 50."""
@@ -78,55 +83,60 @@ class RunResult:
             "part_sha256": self.part_sha256,
             "loss_last_50": sum(last) / len(last) if last else None,
             "validation": self.validation,
+            "contract": self.contract,
             "skipped": [{"path": str(s.path), "reason": s.reason} for s in self.skipped],
         }
 
 
 def live(run: RunFolder, parts: Parts, progress: Progress | None, clock: Clock) -> RunResult:
-    """Bring a run to its last step, from wherever its last life left it.
+    """Bring a run to its last step, from wherever its last life left it; on every rank.
 
     Raises:
         Preempted: it was told to stop, and saved.
         CheckpointError: there are checkpoints, and none can be used; or a save failed.
     """
-    settings, steps = parts.config.checkpoint, parts.config.training.steps
+    settings, steps, world = parts.config.checkpoint, parts.config.training.steps, parts.world
+    writes = world.rank == 0
     taints = taints_of(run)
-    tier = DurableTier(settings.durable) if settings.durable else None
-    origin = restore(run, tier, taints.tainted())
+    tier = DurableTier(settings.durable) if settings.durable and writes else None
+    origin = Origin.shared(run, world, lambda: restore(run, tier, taints.tainted()))
     if origin.state:
-        restore_state(
-            origin.state,
-            parts.step.model,
-            parts.step.optimizer,
-            sampler=parts.loader,
-            give_up=True,
-        )
-    attempt = run.begin_attempt(from_step=origin.step, world_size=1)
-    if origin.identity:
+        parts.restore(origin.state)
+    promise = Promise.of_new(parts).kept(origin.step, run.record(), origin.metadata)
+    attempt = from_first(
+        world, lambda: run.begin_attempt(from_step=origin.step, world_size=world.size)
+    )
+    if origin.identity and writes:
         taints.resumed(origin.identity, step=origin.step, attempt=attempt)
-    life = _Life(run, parts, taints, attempt, origin, progress, clock)
+    life = _Life(run, parts, taints, attempt, origin, promise, progress, clock)
     try:
         copies = Copies(tier, settings.durable_every, steps) if tier else None
         with copying(copies):
             life.train(copies)
     except BaseException as error:
         how = _how(error)
-        if how != "failed":
-            taints.release()
-        evidence = f"{type(error).__name__}: {error}"
-        run.end_attempt(attempt, how=how, step=life.done, evidence=evidence)
+        if writes:
+            if how != "failed":
+                taints.release()
+            evidence = f"{type(error).__name__}: {error}"
+            run.end_attempt(attempt, how=how, step=life.done, evidence=evidence)
+        if how == "preempted":
+            wait_for_all(world)  # a launcher kills the others as soon as one has gone
         raise
-    taints.release()
-    run.end_attempt(attempt, how="finished", step=steps, evidence="its last step was saved")
     state = parts.state(steps)
+    parts.check_equal(state)
+    if writes:
+        taints.release()
+        run.end_attempt(attempt, how="finished", step=steps, evidence="its last step was saved")
+    wait_for_all(world)
     return RunResult(
         folder=run.path,
         steps=steps,
         from_step=origin.step,
-        state_sha256=state_sha256(state),
         part_sha256=part_sha256(state),
         losses=list(run.losses().values()),
         validation=run.validations().get(steps),
+        contract=promise.contract.text,
         skipped=origin.skipped,
     )
 
@@ -157,6 +167,7 @@ class _Life:
         taints: TaintJournal,
         attempt: int,
         origin: Origin,
+        promise: Promise,
         progress: Progress | None,
         clock: Clock,
     ) -> None:
@@ -165,45 +176,32 @@ class _Life:
         self._taints = taints
         self._attempt = attempt
         self._first = origin.step
+        self._promise = promise
         self._progress = progress
         self._clock = clock
         self._steps = parts.config.training.steps
+        self._writes = parts.world.rank == 0
+        self._ballot = parts.step.ballot if parts.world.size > 1 else None
         self.done = origin.step
 
     def train(self, copies: Copies | None) -> None:
         """Train to the last step."""
-        config, clock = self._parts.config, self._clock
-        guard = self._guard(config.checkpoint)
-        checkpointer = self._checkpointer(copies)
-        with (
-            _entered_in_main_thread(guard),
-            MetricsJournal(self._run.metrics_path(0), self._attempt) as metrics,
-            checkpointer,
-        ):
-            losses = _LossHook(metrics, config.log_every)
-
-            def settle(number: int) -> None:
-                losses.write(number)
-                metrics.sync()  # a checkpoint never covers steps whose metrics could be lost
-
-            keeper = Keeper(
-                checkpointer,
-                Cadence(self._every(), self._steps, checkpointer, clock),
-                guard,
-                capture=self._parts.state,
-                settle=settle,
-                copies=copies,
-                attempt=self._attempt,
-                first=self._first,
-            )
+        with contextlib.ExitStack() as open_parts:
+            guard = self._guard(self._parts.config.checkpoint)
+            open_parts.enter_context(_entered_in_main_thread(guard))
+            metrics = self._metrics(open_parts)
+            losses = LossHook(metrics, self._parts.config.log_every)
+            keeper = self._keeper(guard, copies, losses, open_parts)
 
             def validate(number: int, _: Tensor | None = None) -> None:
                 if self._validation_is_due(number):
                     self._validate(number, metrics, keeper)
 
-            if copies:
-                copies.resume(self._first, checkpointer.path(self._first))
-            if self._first and self._first not in self._run.validations():
+            # Rank 0 says, since it goes on writing while others would read.
+            made_up = not self._first or from_first(
+                self._parts.world, lambda: self._first in self._run.validations()
+            )
+            if not made_up:
                 validate(self._first)  # a stop in the middle of it left it out
             hooks = (
                 self._count,
@@ -217,20 +215,53 @@ class _Life:
             )
             loop(self._parts.step, self._parts.loader, self._first, self._steps, hooks)
 
+    def _metrics(self, open_parts: contextlib.ExitStack) -> MetricsJournal | None:
+        if not self._writes:
+            return None
+        return open_parts.enter_context(MetricsJournal(self._run.metrics_path(0), self._attempt))
+
+    def _keeper(
+        self,
+        guard: PreemptionGuard,
+        copies: Copies | None,
+        losses: LossHook,
+        open_parts: contextlib.ExitStack,
+    ) -> Keeper | Follower:
+        if not self._writes:
+            return Follower(guard, self._steps)
+        checkpointer = open_parts.enter_context(self._checkpointer(copies))
+        if copies:
+            copies.resume(self._first, checkpointer.path(self._first))
+        return Keeper(
+            checkpointer,
+            Cadence(self._every(), self._steps, checkpointer, self._clock),
+            guard,
+            capture=self._parts.state,
+            settle=losses.settle,  # a checkpoint never covers steps whose metrics could be lost
+            copies=copies,
+            attempt=self._attempt,
+            first=self._first,
+        )
+
     def _validation_is_due(self, number: int) -> bool:
         every = self._parts.config.validation.every
-        return bool(self._parts.validation) and (number % every == 0 or number == self._steps)
+        return bool(self._parts.data.validation) and (number % every == 0 or number == self._steps)
 
-    def _validate(self, number: int, metrics: MetricsJournal, keeper: Keeper) -> None:
+    def _validate(
+        self, number: int, metrics: MetricsJournal | None, keeper: Keeper | Follower
+    ) -> None:
         parts = self._parts
-        assert parts.validation, "asked for only where there is a validation split"
+        assert parts.data.validation, "asked for only where there is a validation split"
         found = evaluate(
             parts.step.model,
-            parts.source,
-            parts.validation,
+            parts.data.source,
+            parts.data.validation,
             between=lambda: keeper.stop_if_told(number),
+            world=parts.rows,
+            ballot=self._ballot,
         )
-        metrics.validation(number, found.as_dict())
+        if metrics:
+            metrics.validation(number, found.as_dict())
         keeper.validated(number, found.mse)
         if parts.config.checkpoint.keep_best and number > self._first:
             keeper.save(number)
@@ -239,7 +270,8 @@ class _Life:
         self.done = number
 
     def _survived(self, number: int, _: Tensor) -> None:
-        self._taints.step_done(number)
+        if self._writes:
+            self._taints.step_done(number)
 
     def _tell(self, number: int, _: Tensor) -> None:
         if self._progress:
@@ -260,6 +292,7 @@ class _Life:
             keep=retention_of(config.checkpoint),
             metadata={
                 **self._parts.identity(),
+                **self._promise.as_dict(),
                 "run": run_identity(self._run.record()),
                 "code": code_state(Path.cwd()),
             },
@@ -274,6 +307,7 @@ class _Life:
             grace_s=settings.grace_s,
             warn=lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2),
             notice_file=Path(settings.notice_file) if settings.notice_file else None,
+            any_rank=self._ballot,
             clock=self._clock,
         )
 
@@ -283,41 +317,3 @@ def _entered_in_main_thread(guard: PreemptionGuard) -> contextlib.AbstractContex
     if threading.current_thread() is threading.main_thread():
         return guard
     return contextlib.nullcontext()
-
-
-class _LossHook:
-    """Collects losses on the device and journals them at the logging interval.
-
-    Reading one loss waits for the device; reading ten at once waits once.
-    """
-
-    def __init__(self, metrics: MetricsJournal, every: int) -> None:
-        self._metrics = metrics
-        self._every = every
-        self._losses: list[Tensor] = []
-
-    def __call__(self, number: int, loss: Tensor) -> None:
-        self._losses.append(loss)
-        if number % self._every == 0:
-            self.write(number)
-
-    def write(self, number: int) -> None:
-        """Journal what was collected up to step `number`.
-
-        Raises:
-            TrainingError: a loss is not finite.
-        """
-        if not self._losses:
-            return
-        losses: list[float] = torch.stack(self._losses).tolist()
-        first = number - len(losses) + 1
-        self._losses.clear()
-        for step, loss in enumerate(losses, first):
-            if not math.isfinite(loss):
-                raise TrainingError(
-                    f"step {step}",
-                    expected="a finite loss",
-                    found=str(loss),
-                    fix="Lower the learning rate, clip the gradient, or look at the data there",
-                )
-        self._metrics.losses(number, losses)

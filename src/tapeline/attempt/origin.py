@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,8 @@ from tapeline.checkpoint.shelf import nothing_usable
 from tapeline.errors import CheckpointError
 from tapeline.files import aside
 from tapeline.runs import RunFolder
+from tapeline.training.ranks import from_first
+from tapeline.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,36 @@ class Origin:
         step: steps done before.
         identity: of the checkpoint; None for a run's beginning.
         state: what it holds.
+        metadata: what it says of itself.
         skipped: better ones that were passed over, and why.
     """
 
     step: int
     identity: str | None
     state: State | None
+    metadata: Mapping[str, Any]
     skipped: tuple[Skipped, ...]
+
+    @classmethod
+    def shared(cls, run: RunFolder, world: World, find: Callable[[], Origin]) -> Origin:
+        """What `find` chooses on rank 0, loaded on every rank; all must call it.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be used; or this rank can't read
+                the one that was chosen.
+        """
+        found: list[Origin] = []
+
+        def chosen() -> Origin:
+            found.append(find())
+            return replace(found[0], state=None)
+
+        origin = from_first(world, chosen)
+        if found:
+            return found[0]
+        if origin.identity is None:
+            return origin
+        return replace(origin, state=Shelf(run.checkpoints_path).load_step(origin.step))
 
 
 def run_identity(record: Mapping[str, Any]) -> str:
@@ -93,7 +118,7 @@ def restore(
     shelf = Shelf(run.checkpoints_path)
     candidates = [*local_candidates(shelf), *(durable_candidates(tier) if tier else [])]
     if not candidates:
-        return Origin(0, None, None, ())
+        return Origin(0, None, None, {}, ())
     starts = {life["attempt"]: life["from_step"] for life in run.attempts()}
     identity = run_identity(run.record())
     while True:
@@ -121,7 +146,8 @@ def restore(
                 for one in candidates
             ]
             continue
-        return Origin(choice.step, choice.identity, state, skipped)
+        metadata = shelf.manifest(choice.step).metadata
+        return Origin(choice.step, choice.identity, state, metadata, skipped)
 
 
 def _load(

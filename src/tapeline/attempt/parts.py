@@ -8,12 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tapeline.checkpoint import State, capture_state
-from tapeline.config import RunConfig
+from torch import nn
+
+from tapeline.checkpoint import State, capture_state, part_sha256, restore_state
+from tapeline.config import RunConfig, TrainingConfig
+from tapeline.errors import ConfigError, TrainingError
 from tapeline.store import Shards
-from tapeline.training import TrainStep
-from tapeline.training.build import build_model, build_optimizer
+from tapeline.training import Contract, Lanes, TrainStep, contract_of
+from tapeline.training.build import build_model, build_optimizer, check_output
 from tapeline.training.determinism import make_deterministic, seed_generators
+from tapeline.training.distribute import distribute
+from tapeline.training.ranks import device_of, from_first, unwrapped
 from tapeline.training.step import warmup_then
 from tapeline.windows import (
     BatchSource,
@@ -25,29 +30,26 @@ from tapeline.windows import (
     WindowIndex,
     named,
 )
+from tapeline.world import World
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """Everything a run consists of, built and not yet moved."""
+class Data:
+    """What a run reads, and how it is cut."""
 
     config: RunConfig
     shards: Shards
     training: WindowIndex
     validation: WindowIndex | None
-    source: BatchSource
     normaliser: Normaliser | None
-    loader: Loader
-    step: TrainStep
+    source: BatchSource
 
     @classmethod
-    def build(cls, config: RunConfig, normaliser: Normaliser | None) -> Parts:
-        """Build from the configuration; the normaliser is fitted here unless it is known."""
-        make_deterministic(config.training.threads)
-        data = config.data
+    def open(cls, config: RunConfig, normaliser: Normaliser | None) -> Data:
+        """Open the store and cut it; the normaliser is fitted here unless it is known."""
+        data, windows = config.data, config.windows
         shards = Shards(data.store, cache=data.cache, cache_bytes=data.cache_bytes)
         target = shards.column(data.target)
-        windows, training = config.windows, config.training
         everything = WindowIndex(shards, windows.length, windows.horizon)
         fraction = config.validation.fraction
         train, held_out = everything, None
@@ -55,59 +57,11 @@ class Parts:
             train, held_out = everything.split(train=1 - fraction, validation="rest").values()
         if data.normalise and normaliser is None:
             normaliser = Normaliser.fit(shards, train)
-        seed_generators(config.seed)
-        num_inputs = windows.length * len(shards.columns)
-        model = build_model(config.model, num_inputs, config.seed, training.device)
-        return cls(
-            config=config,
-            shards=shards,
-            training=train,
-            validation=held_out,
-            source=BatchSource(shards, windows.length, windows.horizon, target, normaliser),
-            normaliser=normaliser,
-            loader=Loader(
-                shards,
-                train,
-                Shuffled(config.seed),
-                training.batch,
-                form=Form(
-                    target,
-                    normaliser,
-                    augment=tuple(named(a.name, **a.arguments) for a in data.augment),
-                ),
-                feed=Feed(device=training.device),
-            ),
-            step=TrainStep(
-                model,
-                build_optimizer(training, model),
-                accumulate=training.accumulate,
-                precision=training.precision,
-                clip_norm=training.clip_norm,
-                schedule=warmup_then(
-                    training.schedule,
-                    warmup_steps=training.warmup_steps,
-                    total_steps=training.steps,
-                ),
-                seed=config.seed,
-            ),
-        )
+        source = BatchSource(shards, windows.length, windows.horizon, target, normaliser)
+        return cls(config, shards, train, held_out, normaliser, source)
 
-    def identity(self) -> dict[str, str]:
-        """What a checkpoint must belong to, to be of this run."""
-        return {"config_hash": self.config.hash(), "data_fingerprint": self.shards.fingerprint}
-
-    def state(self, number: int) -> State:
-        """Everything that determines the rest, after step `number`."""
-        return capture_state(
-            self.step.model,
-            self.step.optimizer,
-            step=number,
-            epoch=self.loader.epoch,
-            sampler=self.loader,
-        )
-
-    def data(self) -> dict[str, Any]:
-        """What the run reads, for the record."""
+    def record(self) -> dict[str, Any]:
+        """What is read, for the record of the run."""
         return {
             "store": str(self.shards.folder),
             "fingerprint": self.shards.fingerprint,
@@ -122,3 +76,191 @@ class Parts:
             },
             "normaliser": self.normaliser.as_dict() if self.normaliser else None,
         }
+
+    def loader(self, rows: World, device: str) -> Loader:
+        """The training batches, for ranks that have rows of their own."""
+        config = self.config
+        return Loader(
+            self.shards,
+            self.training,
+            Shuffled(config.seed),
+            config.training.batch,
+            form=Form(
+                self.shards.column(config.data.target),
+                self.normaliser,
+                augment=tuple(named(a.name, **a.arguments) for a in config.data.augment),
+            ),
+            feed=Feed(device=device),
+            world=rows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything a run consists of on one rank, built and not yet moved.
+
+    Attributes:
+        config: of the run.
+        world: all ranks, and which of them this is.
+        rows: those with rows of their own; ranks that tensor parallelism cut one layer over are
+            one of them.
+        data: what is read.
+        loader: the training batches.
+        step: does one step.
+        contract: what holds of the bits as long as nothing changes.
+    """
+
+    config: RunConfig
+    world: World
+    rows: World
+    data: Data
+    loader: Loader
+    step: TrainStep
+    contract: Contract
+
+    @classmethod
+    def build(cls, data: Data, world: World) -> Parts:
+        """Build from what is read; every rank must call it.
+
+        Raises:
+            ConfigError: the configuration can't be trained on so many ranks.
+            TapelineError: the model can't be built or trained, or the device isn't there.
+        """
+        config, training = data.config, data.config.training
+        check_ranks(training, world)
+        make_deterministic(training.threads)
+        seed_generators(config.seed)
+        device = device_of(training.device, world)
+        num_inputs = config.windows.length * len(data.shards.columns)
+        model = build_model(config.model, num_inputs, config.seed, device)
+        check_output(model, data.source, data.training)
+        step = _step(config, model, world)
+        ways = training.tensor_parallel if world.size > 1 else 1
+        rows = World(world.rank // ways, world.size // ways, world.local_rank)
+        lanes = step.lanes
+        return cls(
+            config=config,
+            world=world,
+            rows=rows,
+            data=data,
+            loader=data.loader(World() if lanes and not lanes.own_rows_only else rows, device),
+            step=step,
+            contract=contract_of(
+                training.strategy,
+                num_lanes=training.lanes,
+                world_size=world.size,
+                threads=training.threads,
+            ),
+        )
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself, without what DDP puts around it."""
+        return unwrapped(self.step.model)
+
+    def identity(self) -> dict[str, str]:
+        """What a checkpoint must belong to, to be of this run."""
+        return {
+            "config_hash": self.config.hash(),
+            "data_fingerprint": self.data.shards.fingerprint,
+        }
+
+    def state(self, number: int) -> State:
+        """Everything that determines the rest, after step `number`."""
+        return capture_state(
+            self.model,
+            self.step.optimizer,
+            step=number,
+            epoch=self.loader.epoch,
+            sampler=self.loader,
+            extra=self._extra(),
+        )
+
+    def restore(self, state: State) -> None:
+        """Put a state back; it isn't used afterwards.
+
+        Raises:
+            CheckpointError: it is of other parts.
+        """
+        restore_state(
+            state,
+            self.model,
+            self.step.optimizer,
+            sampler=self.loader,
+            extra=self._extra(),
+            give_up=True,
+        )
+
+    def check_equal(self, state: State) -> None:
+        """Compare the end of a run under lanes with rank 0's; every rank must call it.
+
+        Raises:
+            TrainingError: this rank's is another.
+        """
+        if not self.step.lanes or self.world.size == 1:
+            return
+        here = part_sha256(state)
+        there = from_first(self.world, lambda: here)
+        if parted := [part for part in here if here[part] != there[part]]:
+            raise TrainingError(
+                f"rank {self.world.rank} of {self.world.size}",
+                expected="the same bits as on rank 0 after the last step",
+                found=f"others in {', '.join(parted)}",
+                fix="Look for what the model keeps or draws outside torch; see `training/lanes.py`",
+            )
+
+    def _extra(self) -> dict[str, Any]:
+        return {"loss_scaler": self.step.scaler} if self.step.scaler else {}
+
+
+def check_ranks(training: TrainingConfig, world: World) -> None:
+    """Refuse a number of ranks that a configuration can't be trained on.
+
+    Raises:
+        ConfigError: more ranks than lanes, or ranks that don't divide the batch evenly.
+    """
+    if training.strategy == "lanes":
+        if world.size > training.lanes:
+            raise ConfigError(
+                "training.lanes",
+                expected=f"at least {world.size}, one for each rank",
+                found=str(training.lanes),
+                fix="Start fewer ranks, or another run with more lanes: they decide its bits",
+            )
+        return
+    ways = training.tensor_parallel if world.size > 1 else 1
+    if world.size % ways or training.batch % (world.size // ways * training.accumulate):
+        raise ConfigError(
+            "training.batch",
+            expected=f"a multiple of accumulate times the {world.size} ranks"
+            + (f" over tensor_parallel {ways}" if ways > 1 else ""),
+            found=str(training.batch),
+            fix="Start another number of ranks, or choose another batch",
+        )
+
+
+def _step(config: RunConfig, model: nn.Module, world: World) -> TrainStep:
+    """The step of this rank, its model handed to torch where that shares the work."""
+    training = config.training
+    lanes: Lanes | int = 1
+    if training.strategy == "lanes":
+        if training.lanes > 1:
+            # Ranks whose lanes are equally many are given no more than their rows.
+            even = training.lanes % world.size == 0
+            lanes = Lanes(model, num_lanes=training.lanes, seed=config.seed, own_rows_only=even)
+    elif world.size > 1:
+        model = distribute(model, training.strategy, tensor_parallel=training.tensor_parallel)
+    return TrainStep(
+        model,
+        build_optimizer(training, model),
+        accumulate=training.accumulate,
+        precision=training.precision,
+        clip_norm=training.clip_norm,
+        schedule=warmup_then(
+            training.schedule,
+            warmup_steps=training.warmup_steps,
+            total_steps=training.steps,
+        ),
+        seed=config.seed,
+        lanes=lanes,
+    )

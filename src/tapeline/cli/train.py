@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tapeline.cli.output import Json, Set, print_json, progress_bar, say
+from tapeline.world import World
 
 if TYPE_CHECKING:
     from tapeline.run import RunResult
@@ -23,7 +24,7 @@ def train(
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Train a new run.
+    """Train a new run; under torchrun on all its ranks.
 
     Example: tapeline train examples/reference.toml --set training.steps=500
     """
@@ -67,6 +68,8 @@ def _stop_told() -> Iterator[None]:
 
 
 def _print(result: RunResult, as_json: bool) -> None:
+    if World.from_environment().rank:
+        return
     for skipped in result.skipped:
         say(f"passed over {skipped.path}: {skipped.reason}")
     if as_json:
@@ -74,6 +77,7 @@ def _print(result: RunResult, as_json: bool) -> None:
         return
     begun = f" (this time from step {result.from_step:,})" if result.from_step else ""
     say(f"{result.folder}: {result.steps:,} steps done{begun}, state {result.state_sha256[:16]}")
+    say(f"its bits: {result.contract}")
     figures = result.as_dict()
     say(f"loss, mean of the last 50 steps: {figures['loss_last_50']:.6g}")
     if validation := result.validation:

@@ -78,9 +78,11 @@ def check_output(model: nn.Module, source: BatchSource, index: WindowIndex) -> N
     """Try the model on two windows, so that one that can't work is told before a run begins.
 
     Raises:
-        TrainingError: its output is neither `[n]` nor `[n, 1]`.
+        TrainingError: its output is neither `[n]` nor `[n, 1]`, or there is nothing to train in
+            float32.
         ConfigError: it raises.
     """
+    check_trainable(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x, _ = source.batch(*index.locate(np.zeros(2, np.int64)))
     was_training = model.training

@@ -22,6 +22,11 @@ class Contract:
     text: str
     condition: str
 
+    @classmethod
+    def given_up(cls, step: int, why: str) -> Contract:
+        """What is left of any contract once other bits than promised were computed."""
+        return cls("statistical", f"statistical from step {step:,} on: {why}", "")
+
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON can hold them."""
         return asdict(self)

@@ -95,16 +95,20 @@ def check_determinism(recorded: Mapping[str, Any]) -> None:
     Raises:
         TrainingError: a setting differs; each is named with both values.
     """
-    here = determinism_record()
-    differing = [name for name in here if here[name] != recorded.get(name)]
-    if differing:
+    if differing := differences(recorded):
         raise TrainingError(
             "determinism",
-            expected=", ".join(f"{name} {recorded.get(name)}" for name in differing)
+            expected=", ".join(f"{name} {then}" for name, (then, _) in differing.items())
             + ", as recorded",
-            found=", ".join(f"{name} {here[name]}" for name in differing),
+            found=", ".join(f"{name} {now}" for name, (_, now) in differing.items()),
             fix="Go back to what is recorded, or start another run: these bits would be others",
         )
+
+
+def differences(recorded: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ from a record, each with the recorded and the present value."""
+    here = determinism_record()
+    return {n: (recorded.get(n), here[n]) for n in here if here[n] != recorded.get(n)}
 
 
 def refused_operations(step: Callable[[], object]) -> list[str]:

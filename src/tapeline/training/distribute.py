@@ -1,22 +1,23 @@
 """Torch's own ways to share a model's training among ranks: DDP, FSDP2, tensor parallelism.
 
 They repeat bit for bit at an unchanged number of ranks and no further (`contract.py`); `lanes.py`
-is exact across numbers of ranks. Apart from the rest of the room, since importing torch's
-distributed tensors takes half as long as importing torch.
+is exact across numbers of ranks. Torch's distributed tensors are imported where they are used: it
+takes half as long as importing torch, and most runs don't need them.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from tapeline.errors import TrainingError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 Strategy = Literal["ddp", "fsdp2"]
 
@@ -47,8 +48,7 @@ def distribute(model: nn.Module, strategy: Strategy, *, tensor_parallel: int = 1
     if tensor_parallel > 1:
         model = _cut_tensors(model, strategy, tensor_parallel)
     elif strategy == "fsdp2":
-        shape = (dist.get_world_size(),)
-        _shard(model, init_device_mesh(_device_type(model), shape, mesh_dim_names=("data",)))
+        _shard(model, _mesh(model, data=dist.get_world_size()))
     if strategy == "fsdp2":
         return model
     # Asked for the search for unused parameters, DDP keeps the buckets of its first step. Without
@@ -73,9 +73,9 @@ def _cut_tensors(model: nn.Module, strategy: Strategy, ways: int) -> nn.Module:
             found="none",
             fix="Return {submodule name: ColwiseParallel() or RowwiseParallel(), …} from one",
         )
-    mesh = init_device_mesh(
-        _device_type(model), (ranks // ways, ways), mesh_dim_names=("data", "tensor")
-    )
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    mesh = _mesh(model, data=ranks // ways, tensor=ways)
     parallelize_module(model, mesh["tensor"], model.tensor_parallel_plan())
     if ranks > ways:
         _shard(model, mesh["data"])
@@ -84,11 +84,17 @@ def _cut_tensors(model: nn.Module, strategy: Strategy, ways: int) -> nn.Module:
 
 def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
     """FSDP2 on each child with parameters of its own, then on the rest."""
+    from torch.distributed.fsdp import fully_shard
+
     for child in model.children():
         if any(p.requires_grad for p in child.parameters()):
             fully_shard(child, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
-def _device_type(model: nn.Module) -> str:
-    return next(model.parameters()).device.type
+def _mesh(model: nn.Module, **sizes: int) -> DeviceMesh:
+    """All ranks, on the model's kind of device, in named dimensions."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    kind = next(model.parameters()).device.type
+    return init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tapeline.errors import TrainingError
+from tapeline.training.ballot import Ballot
 from tapeline.training.determinism import kept_draws
 from tapeline.training.exchange import Exchange
 from tapeline.training.moving import MovingBuffers
@@ -54,6 +55,7 @@ class Lanes:
     Attributes:
         step: the number of the next step.
         exchange: counts the bytes this rank sent.
+        ballot: carries each rank's wish to stop along with the gradients.
 
     Raises:
         TrainingError: `num_lanes` is no power of two or below the number of ranks, the model has
@@ -84,6 +86,7 @@ class Lanes:
         self.seed = seed
         self.own_rows_only = own_rows_only
         self.step = 0
+        self.ballot = Ballot()
         self.exchange = Exchange(num_lanes, rank, world_size, group)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
@@ -141,11 +144,15 @@ class Lanes:
                 torch.mul(loss.detach(), self._weight, out=vector[self._num_gradients])
                 self._moving.collect(self._movement(vector), self.num_lanes)
                 self._free += tree.add(range(lane, lane + 1), vector)
+        if self.ballot.wish:
+            tree.values[0][self._num_gradients + 1] = 1
         total = self._attach(self.exchange.sum(tree.values))
         self._free += tree.values  # read until the next call writes
         self._moving.move(self._movement(total))
         self.step = number + 1
-        return total[self._num_gradients].clone()
+        both = total[self._num_gradients :][:2].clone()
+        self.ballot.count(both[1])
+        return both[0]
 
     def state(self) -> dict[str, int]:
         """What decides the draws to come, for a checkpoint."""
@@ -179,10 +186,10 @@ class Lanes:
         return num_examples // count
 
     def _take(self) -> Tensor:
-        """A vector for one lane: gradients, its loss, what its buffers moved, zeros to even out."""
+        """A vector for one lane: gradients, loss, a vote, what buffers moved, zeros to even out."""
         if self._free:
             return self._free.pop()
-        size = self.exchange.padded(self._num_gradients + 1 + self._moving.size)
+        size = self.exchange.padded(self._num_gradients + 2 + self._moving.size)
         return torch.empty(size, device=self._device)
 
     def _attach(self, vector: Tensor) -> Tensor:
@@ -198,7 +205,7 @@ class Lanes:
         return vector
 
     def _movement(self, vector: Tensor) -> Tensor:
-        return vector[self._num_gradients + 1 :][: self._moving.size]
+        return vector[self._num_gradients + 2 :][: self._moving.size]
 
 
 def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:

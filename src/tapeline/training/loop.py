@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from tapeline.training.step import TrainStep
 from tapeline.windows import BatchSource, Form, Loader, Normaliser, Shuffled, WindowSampler
 
 Hook = Callable[[int, Tensor], None]
+Phase = Literal["data", "transfer", "compute", "other"]
 
 
 def loop(
@@ -23,6 +25,7 @@ def loop(
     first: int,
     last: int,
     hooks: Iterable[Hook] = (),
+    switch: Callable[[Phase], None] | None = None,
 ) -> list[float]:
     """Train from step `first` to before step `last`.
 
@@ -32,6 +35,8 @@ def loop(
             iterator is left where the steps end, for the caller to go on with.
         first, last: numbers of steps; they key the draws and the schedule.
         hooks: called after each step, in order, with the number of steps done and the loss.
+        switch: called as each phase of a step begins, with its name; one ends where the next
+            begins, the last with the loop.
 
     Returns:
         The loss of each step.
@@ -40,11 +45,20 @@ def loop(
         TrainingError: the batches end before the steps do.
     """
     hooks = tuple(hooks)
+    enter = switch or _unobserved
     losses: list[Tensor] = []
     source = iter(batches)
     try:
-        for number, (x, y) in zip(range(first, last), source, strict=False):
-            loss = step(number, _tensor(x, step.device), _tensor(y, step.device))
+        for number in range(first, last):
+            enter("data")
+            batch = next(source, None)
+            if batch is None:
+                break
+            enter("transfer")
+            x, y = (_tensor(part, step.device) for part in batch)
+            enter("compute")
+            loss = step(number, x, y)
+            enter("other")
             losses.append(loss)
             for hook in hooks:
                 hook(number + 1, loss)
@@ -60,6 +74,10 @@ def loop(
             fix="Give an iterable that goes on, such as a Loader",
         )
     return torch.stack(losses).tolist() if losses else []
+
+
+def _unobserved(_: Phase) -> None:
+    pass
 
 
 def _tensor(array: Tensor | np.ndarray, device: torch.device) -> Tensor:

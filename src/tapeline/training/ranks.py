@@ -3,38 +3,121 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tapeline.errors import TapelineError, TrainingError
 from tapeline.world import World
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def joined(device: str = "cpu") -> Iterator[World]:
     """Join the ranks that torchrun started, for the block; alone where it wasn't torchrun.
 
-    NCCL for CUDA devices, each rank on the device of its local rank; gloo otherwise.
+    NCCL for CUDA devices, each rank on the device of its local rank; gloo otherwise. Ranks that
+    have joined already stay joined.
 
     Raises:
         RunError: the environment's RANK, WORLD_SIZE or LOCAL_RANK is no place in a world.
+        TrainingError: another rank ended, and this one can't go on without it.
     """
     world = World.from_environment()
+    if dist.is_initialized():
+        yield World(dist.get_rank(), dist.get_world_size(), world.local_rank)
+        return
     if world.size == 1:
         yield world
         return
-    on_cuda = torch.device(device).type == "cuda"
+    on_cuda = device.startswith("cuda")
     if on_cuda:
         torch.cuda.set_device(world.local_rank)
     dist.init_process_group("nccl" if on_cuda else "gloo", rank=world.rank, world_size=world.size)
     try:
-        yield world
+        with _lost_ranks_told(world):
+            yield world
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _lost_ranks_told(world: World) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise TrainingError(
+            f"rank {world.rank} of {world.size}",
+            expected="an answer from every other rank",
+            found=str(error).splitlines()[0],
+            fix="See which rank ended first and why; `tapeline resume` goes on with the run",
+        ) from error
+
+
+def device_of(device: str, world: World) -> str:
+    """The device of this rank, with its number where there are several ranks.
+
+    Raises:
+        TrainingError: all ranks would be on one device.
+    """
+    kind, _, number = device.partition(":")
+    if world.size == 1 or kind != "cuda":
+        return device
+    if number:
+        raise TrainingError(
+            "training.device",
+            expected="cuda, of which each rank takes the one of its local rank",
+            found=device,
+            fix="Leave out the number; CUDA_VISIBLE_DEVICES chooses among devices",
+        )
+    return f"cuda:{world.local_rank}"
+
+
+def from_first(world: World, make: Callable[[], T]) -> T:
+    """What `make` returns on rank 0, on every rank; all must call it.
+
+    Raises:
+        Exception: what it raised there, on every rank.
+    """
+    if world.size == 1:
+        return make()
+    box: list[Any] = [None]
+    if world.rank == 0:
+        try:
+            box = [(make(), None)]
+        except Exception as error:
+            dist.broadcast_object_list([(None, _portable(error))])
+            raise
+    dist.broadcast_object_list(box)
+    value, failure = box[0]
+    if failure is not None:
+        raise failure
+    return value  # type: ignore[no-any-return]
+
+
+def _portable(error: Exception) -> TapelineError:
+    """The error as other ranks can raise it."""
+    if isinstance(error, TapelineError):
+        return error
+    return TrainingError(
+        "rank 0",
+        expected="to begin",
+        found=f"{type(error).__name__}: {error}",
+        fix="Correct that; the other ranks end with it",
+    )
+
+
+def wait_for_all(world: World) -> None:
+    """Return when every rank is here."""
+    if world.size > 1:
+        dist.barrier()
 
 
 def is_distributed(model: nn.Module) -> bool:
@@ -78,8 +161,12 @@ def clip_grad_norm(model: nn.Module, largest: float) -> None:
 
 def full_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers as if on one device, on every rank; all ranks must call it."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    return {name: _full(value) for name, value in inner.state_dict().items()}
+    return {name: _full(value) for name, value in unwrapped(model).state_dict().items()}
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without what DDP puts around it."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def _is_cut(tensor: Tensor) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tapeline.errors import TrainingError
+from tapeline.training.ballot import Ballot
 from tapeline.training.determinism import keyed_draws
 from tapeline.training.lanes import Lanes
 from tapeline.training.precision import Precision, autocast, check_trainable, loss_scaler
@@ -42,6 +43,7 @@ class TrainStep:
 
     Attributes:
         scaler: of the loss, with float16: part of the state; None without.
+        ballot: carries each rank's wish to stop, where there are several.
 
     Raises:
         TrainingError: `accumulate` below 1, or above 1 with lanes; a model without parameters in
@@ -80,6 +82,7 @@ class TrainStep:
         self.clip_norm = clip_norm
         self.schedule = schedule
         self.seed = seed
+        self.ballot = self.lanes.ballot if self.lanes else Ballot()
         self._shared = is_distributed(model)
         self._place = (data_rank(model),) if self._shared else ()
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -133,9 +136,16 @@ class TrainStep:
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
         if self._shared:
-            dist.all_reduce(total)
-            total /= dist.get_world_size()
+            total, votes = self._over_ranks(total)
+            self.ballot.count(votes)
         return total
+
+    def _over_ranks(self, total: Tensor) -> Tensor:
+        """The mean of the ranks' losses, and how many of them wish to stop."""
+        both = torch.stack([total, torch.full_like(total, float(self.ballot.wish))])
+        dist.all_reduce(both)
+        both[0] /= dist.get_world_size()
+        return both
 
     def _update(self, number: int) -> None:
         if self.schedule is None:
