@@ -93,3 +93,95 @@ def test_no_plan_imports_torch(tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_checkpoint_by_classes(plan, answer):
+    classes = ("--class", "process:6:2", "--class", "node:72:60", "--restart-minutes", "0")
+    found = answer("checkpoint", *classes)["model"]
+    assert [tier["every"] for tier in found["tiers"]] == [1, 19]
+    assert found["single_overhead"] == pytest.approx(0.0776, abs=5e-5)
+    assert found["classes"][1] == {"name": "node", "mtbf_s": 72 * 3600.0, "save_s": 60.0}
+    code, out, _ = plan("checkpoint", *classes)
+    assert code == 0
+    assert "2 tiers lose 3.48 % of the time besides restarts" in out
+    assert plan("checkpoint", *classes, "--mtbf-hours", "6") == (
+        2,
+        "",
+        "tapeline: --class: expected failure classes in place of one MTBF and one checkpoint, "
+        "found an option that belongs to those. Leave out --mtbf-hours, --failures, "
+        "--exposure-hours, --checkpoint-seconds, --shards, --async-fraction, --write-slowdown, "
+        "--jobs and --plot.\n",
+    )
+
+
+def test_checkpoint_confirms_its_intervals_by_simulation(answer):
+    for arguments, num in (((), 3), (("--class", "a:6:2", "--class", "b:72:60"), 2)):
+        found = answer("checkpoint", "--simulate", "2000", *arguments)["model"]["simulated"]
+        assert len(found) == num
+        for one in found:
+            error = one["simulated"]["standard_error"]
+            assert 0 < error < 0.01
+            assert abs(one["simulated"]["mean"] - one["model"]) < 3 * error + 0.005  # first order
+
+
+def test_checkpoint_from_counted_failures_tells_the_range(plan):
+    code, out, _ = plan("checkpoint", "--failures", "3", "--exposure-hours", "18")
+    assert code == 0
+    assert "The MTBF was counted: 4.90 h, with 95 % confidence above 2.32 h." in out
+    code, _, err = plan("checkpoint", "--failures", "3")
+    assert (code, err) == (
+        2,
+        "tapeline: --exposure-hours: expected a number, found none. Give it: hours under which "
+        "they were counted.\n",
+    )
+
+
+def test_checkpoint_says_when_an_interval_is_longer_than_the_run(plan):
+    assert "checkpoint once, at its end" in plan("checkpoint", "--useful-hours", "0.5")[1]
+    assert "checkpoint once" not in plan("checkpoint")[1]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with what plans read: a record, two lives and the saves' costs."""
+    from tapeline.clock import SystemClock
+    from tapeline.runs import RunFolder
+
+    folder = RunFolder(tmp_path / "run", SystemClock())
+    folder.create({"format": "tapeline run", "version": 1})
+    lives = [
+        {"attempt": 1, "started": "2026-01-01T00:00:00Z"},
+        {"attempt": 1, "how": "killed", "evidence": "no end was recorded"},
+        {"attempt": 2, "started": "2026-01-01T10:00:00Z"},
+        {"attempt": 2, "ended": "2026-01-02T10:00:00Z", "how": "finished", "step": 9},
+    ]
+    folder.attempts_path.write_text("".join(json.dumps(line) + "\n" for line in lives))
+    return folder
+
+
+def test_numbers_of_a_run_are_measured_and_what_isnt_there_is_said(answer, run):
+    found = answer("checkpoint", "--from-run", "run", "--restart-minutes", "1")["inputs"]
+    assert found["failures"]["value"] == 1
+    assert found["exposure_hours"] == {
+        "value": 24.0,
+        "source": "measured",
+        "detail": "run, lives with a recorded end",
+    }
+    assert found["checkpoint_seconds"] == {
+        "value": 180.0,
+        "source": "default",
+        "detail": "run: saves weren't timed (checkpoint.every isn't auto)",
+    }
+    assert found["restart_minutes"]["source"] == "given"
+    costs = {"blocking_s": 1.0, "write_s": 4.0, "slowdown": 0.05, "step_s": 0.5}
+    (run.path / "intervals.jsonl").write_text(json.dumps({"costs": costs}) + "\n")
+    found = answer("checkpoint", "--from-run", "run")["inputs"]
+    assert found["checkpoint_seconds"]["value"] == 5.0
+    assert found["async_fraction"]["value"] == 0.2
+    assert found["write_slowdown"]["value"] == 0.05
+
+
+def test_a_folder_that_is_no_run_is_refused(plan):
+    code, _, err = plan("checkpoint", "--from-run", "nowhere")
+    assert code == 2
+    assert err.startswith("tapeline: nowhere: expected the folder of a run, with run.json")

@@ -235,8 +235,8 @@ def test_a_workload_that_cant_run_is_told_what_would_have_to_change():
     assert str(error.value) == (
         "blocking 60 s, MTBF 30 s, restart 5 s: expected an overhead below 100 % and an efficiency "
         "of 50 % or more, found 217 % and 4.4 % at the best interval. This workload can't run on "
-        "this infrastructure: raise the MTBF to about 323 s, or lower the blocking time to "
-        "about 3.51 s."
+        "this infrastructure: raise the MTBF to about 323.5 s, or lower the blocking time to "
+        "about 3.515 s."
     )
 
 

@@ -293,13 +293,13 @@ def check_feasible(
     if carries(blocking_s, mtbf_s, restart_s):
         return
     least = _edge(lambda m: carries(blocking_s, m, restart_s), mtbf_s)
-    ways = [f"raise the MTBF to about {least:.3g} s"]
+    ways = [f"raise the MTBF to about {least:.4g} s"]
     if carries(0.0, mtbf_s, restart_s):
         most = _edge(lambda c: not carries(c, mtbf_s, restart_s), 0.0, blocking_s)
-        ways.append(f"lower the blocking time to about {most:.3g} s")
+        ways.append(f"lower the blocking time to about {most:.4g} s")
     if carries(blocking_s, mtbf_s, 0.0):
         most = _edge(lambda r: not carries(blocking_s, mtbf_s, r), 0.0, restart_s)
-        ways.append(f"lower the restart time to about {most:.3g} s")
+        ways.append(f"lower the restart time to about {most:.4g} s")
     raise TapelineError(
         f"blocking {blocking_s:g} s, MTBF {mtbf_s:g} s, restart {restart_s:g} s",
         expected=f"an overhead below 100 % and an efficiency of {_PERCENT * floor:g} % or more",

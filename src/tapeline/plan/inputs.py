@@ -28,16 +28,17 @@ class Quantity:
         help: what it is, one clause.
         default: taken where it is neither given nor measured; None if it must be one of the two.
         positive: whether 0 is refused.
-        most: the greatest value allowed; 1 for a share.
         whole: whether it counts something.
+        least, most: the ends of its range, where it has other ones; 1 is the most of a share.
     """
 
     name: str
     help: str
     default: float | None = None
     positive: bool = True
-    most: float = MOST
     whole: bool = False
+    least: float = LEAST
+    most: float = MOST
 
     @property
     def option(self) -> str:
@@ -50,16 +51,14 @@ class Quantity:
         Raises:
             TapelineError: it is not; told in the user's words.
         """
-        least = (1 if self.whole else LEAST) if self.positive else 0
-        whole = not self.whole or float(number).is_integer()
-        if (
-            math.isfinite(number)
-            and whole
-            and (least <= number <= self.most or number == 0 >= least)
-        ):
+        zero = number == 0 and not self.positive
+        in_range = zero or self.least <= number <= self.most
+        if math.isfinite(number) and in_range and not (self.whole and number % 1):
             return number
         kind = "a whole number" if self.whole else "a number"
-        low = "0 or more" if not self.positive else "1 or more" if self.whole else "above 0"
+        low = "above 0" if self.positive else "0 or more"
+        if self.least > LEAST:
+            low = f"{self.least:g} or more"
         high = f", {self.most:g} at most" if self.most < MOST else " and finite"
         raise TapelineError(
             where,

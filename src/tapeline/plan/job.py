@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tapeline.plan.inputs import Quantity
+from tapeline.plan.inputs import Inputs, Quantity
 
 USEFUL_HOURS = Quantity(
     "useful_hours", "Wall hours that the job would take if nothing were lost", 336.0
@@ -41,3 +41,14 @@ class Job:
             return None
         wall_hours = self.useful_hours / goodput
         return Bill(wall_hours, wall_hours * self.num_accelerators * self.price_per_hour)
+
+
+def take_job(
+    inputs: Inputs, useful_hours: float | None, accelerators: int | None, price: float | None
+) -> Job:
+    """The job that is given, or the default one."""
+    return Job(
+        inputs.take(USEFUL_HOURS, useful_hours),
+        inputs.count(ACCELERATORS, accelerators),
+        inputs.take(PRICE, price),
+    )

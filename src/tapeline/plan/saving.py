@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tapeline.plan.inputs import Quantity
-from tapeline.reliability import async_interval_s, check_feasible, efficiency, young_interval_s
+from tapeline.plan.inputs import Inputs, Quantity
+from tapeline.reliability import (
+    Mtbf,
+    async_interval_s,
+    check_feasible,
+    efficiency,
+    young_interval_s,
+)
 
 S_PER_HOUR, S_PER_MINUTE = 3600.0, 60.0
 # Below half of the time useful, a job costs twice its price: refused unless told otherwise.
@@ -172,3 +178,30 @@ def check_carried(save: Save, failures: Failures, floor: float) -> None:
         restart_s=failures.restart_s + save.in_flight_s,
         floor=floor,
     )
+
+
+def take_saves(
+    inputs: Inputs,
+    checkpoint_seconds: float | None,
+    num_shards: int | None,
+    async_fraction: float | None,
+    slowdown: float | None,
+) -> tuple[Save, Save, Save]:
+    """The three ways of saving that are given, measured or the default."""
+    return three_ways(
+        checkpoint_s=inputs.take(CHECKPOINT_SECONDS, checkpoint_seconds),
+        num_shards=inputs.count(SHARDS, num_shards),
+        async_fraction=inputs.take(ASYNC_FRACTION, async_fraction),
+        slowdown=inputs.take(WRITE_SLOWDOWN, slowdown),
+    )
+
+
+def take_mtbf(
+    inputs: Inputs, hours: float | None, failures: int | None, exposure_hours: float | None
+) -> Mtbf:
+    """As stated; else from failures that were counted, here or by the run; else the default."""
+    counted = inputs.measured and FAILURES.name in inputs.measured.numbers
+    if hours is None and (failures is not None or exposure_hours is not None or counted):
+        num_failures = inputs.count(FAILURES, failures)
+        return Mtbf.observed(num_failures, inputs.take(EXPOSURE_HOURS, exposure_hours) * S_PER_HOUR)
+    return Mtbf.known(inputs.take(MTBF_HOURS, hours) * S_PER_HOUR)

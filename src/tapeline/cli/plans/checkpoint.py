@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from tapeline.cli.output import Json
-from tapeline.cli.plans.frame import Answer, FromRun, Plot, bill_cells, option, show
+from tapeline.cli.plans.checkpoint_text import (
+    confirmed_table,
+    strategy_notes,
+    strategy_tables,
+    tier_notes,
+    tier_tables,
+)
+from tapeline.cli.plans.frame import Answer, FromRun, Plot, option, show
 from tapeline.cli.plans.from_run import measured
+from tapeline.errors import TapelineError
 from tapeline.plan import Inputs, Job
-from tapeline.plan.job import ACCELERATORS, PRICE, USEFUL_HOURS
+from tapeline.plan.checkpoint import CheckpointPlan, plan_checkpoint
+from tapeline.plan.job import ACCELERATORS, PRICE, USEFUL_HOURS, take_job
+from tapeline.plan.playback import FAILURE_SHAPE, MACHINES, SIMULATE, Playback
 from tapeline.plan.saving import (
     ASYNC_FRACTION,
     CHECKPOINT_SECONDS,
@@ -18,19 +32,30 @@ from tapeline.plan.saving import (
     JOBS,
     MTBF_HOURS,
     RESTART_MINUTES,
+    S_PER_HOUR,
+    S_PER_MINUTE,
     SHARDS,
     WRITE_SLOWDOWN,
+    Failures,
+    Save,
+    shares,
+    take_mtbf,
+    take_saves,
 )
+from tapeline.plan.tiers import FailureClass, parse_class, plan_tiers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tapeline.plan.checkpoint import CheckpointPlan
-    from tapeline.plan.saving import Failures, Save
-    from tapeline.reliability import Mtbf
-    from tapeline.report import Table
-
-_S_PER_HOUR, _S_PER_MINUTE = 3600.0, 60.0
+Classes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--class",
+        metavar="NAME:MTBF_HOURS:COST_SECONDS",
+        help="Failures of one kind and the checkpoint that survives them; give two or more, in "
+        "place of an MTBF and a checkpoint.",
+    ),
+]
 
 
 def checkpoint(
@@ -47,188 +72,104 @@ def checkpoint(
     accelerators: Annotated[int | None, option(ACCELERATORS)] = None,
     price_per_hour: Annotated[float | None, option(PRICE)] = None,
     efficiency_floor: Annotated[float | None, option(FLOOR)] = None,
+    classes: Classes = None,
+    simulate: Annotated[int | None, option(SIMULATE)] = None,
+    failure_shape: Annotated[float | None, option(FAILURE_SHAPE)] = None,
+    machines: Annotated[int | None, option(MACHINES)] = None,
     from_run: FromRun = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """How often to save: one writer, shards, or shards in the background.
+    """How often to save: one writer, shards, or shards in the background; or tiers.
 
     Example: tapeline plan checkpoint --mtbf-hours 6 --checkpoint-seconds 180 --plot interval
-    """
-    from tapeline.plan.checkpoint import plan_checkpoint
-    from tapeline.plan.saving import Failures, three_ways
 
+    Example: tapeline plan checkpoint --class process:6:2 --class node:72:60
+    """
     inputs = Inputs(measured(from_run))
-    mtbf = _mtbf(inputs, mtbf_hours, failures, exposure_hours)
-    saves = three_ways(
-        checkpoint_s=inputs.take(CHECKPOINT_SECONDS, checkpoint_seconds),
-        num_shards=inputs.count(SHARDS, shards),
-        async_fraction=inputs.take(ASYNC_FRACTION, async_fraction),
-        slowdown=inputs.take(WRITE_SLOWDOWN, write_slowdown),
-    )
-    failing = Failures(mtbf.middle_s, inputs.take(RESTART_MINUTES, restart_minutes) * _S_PER_MINUTE)
-    job = Job(
-        inputs.take(USEFUL_HOURS, useful_hours),
-        inputs.count(ACCELERATORS, accelerators),
-        inputs.take(PRICE, price_per_hour),
-    )
-    plan = plan_checkpoint(
-        saves,
-        failing,
-        job,
-        jobs=inputs.count(JOBS, jobs),
-        efficiency_floor=inputs.take(FLOOR, efficiency_floor),
-        mtbf=mtbf,
-    )
+    job = take_job(inputs, useful_hours, accelerators, price_per_hour)
+    floor = inputs.take(FLOOR, efficiency_floor)
+    playback = _playback(inputs, simulate, failure_shape, machines)
+    if classes:
+        single = (mtbf_hours, failures, exposure_hours, checkpoint_seconds, shards)
+        _check_alone(*single, async_fraction, write_slowdown, jobs, plot)
+        restart_s = inputs.take(RESTART_MINUTES, restart_minutes) * S_PER_MINUTE
+        kinds = [parse_class(text) for text in classes]
+        show(_tiers(inputs, kinds, restart_s, job, floor, playback), as_json=as_json)
+        return
+    mtbf = take_mtbf(inputs, mtbf_hours, failures, exposure_hours)
+    saves = take_saves(inputs, checkpoint_seconds, shards, async_fraction, write_slowdown)
+    failing = Failures(mtbf.middle_s, inputs.take(RESTART_MINUTES, restart_minutes) * S_PER_MINUTE)
+    num_jobs = inputs.count(JOBS, jobs)
+    plan = plan_checkpoint(saves, failing, job, jobs=num_jobs, efficiency_floor=floor, mtbf=mtbf)
     show(
-        Answer("checkpoint", inputs, plan, _tables(plan), _notes(plan)),
+        _strategies(inputs, plan, saves, failing, playback),
         as_json=as_json,
         plot=plot,
         figure=lambda: _figure(plan, saves, failing),
     )
 
 
-def _mtbf(
-    inputs: Inputs, hours: float | None, failures: int | None, exposure: float | None
-) -> Mtbf:
-    """As stated; else from failures that were counted, here or by the run; else the default."""
-    from tapeline.reliability import Mtbf
-
-    counted = inputs.measured and "failures" in inputs.measured.numbers
-    if hours is None and (failures is not None or exposure is not None or counted):
-        num_failures = inputs.count(FAILURES, failures)
-        return Mtbf.observed(num_failures, inputs.take(EXPOSURE_HOURS, exposure) * _S_PER_HOUR)
-    return Mtbf.known(inputs.take(MTBF_HOURS, hours) * _S_PER_HOUR)
-
-
-def _tables(plan: CheckpointPlan) -> list[Table]:
-    from tapeline.report import Table, format_percent
-
-    ways = plan.strategies
-    tables = [
-        Table(
-            [
-                *("strategy", "loop blocked s", "interval s", "checkpoint", "lost", "restart"),
-                *("overhead", "write in flight", "wall hours", "cost"),
-            ],
-            [
-                [
-                    one.name,
-                    one.blocking_s,
-                    one.interval_s,
-                    format_percent(one.shares.checkpoint),
-                    format_percent(one.shares.lost),
-                    format_percent(one.shares.restart),
-                    format_percent(one.overhead),
-                    format_percent(one.shares.in_flight),
-                    *bill_cells(one.bill),
-                ]
-                for one in ways
-            ],
-            "Model, first order (Young 1974): overhead C/T + (T/2 + R)/M, and p/M for a write in "
-            "flight",
-        ),
-        Table(
-            [
-                *("strategy", "first order s", "Daly s", "exact s"),
-                *("efficiency at first order", "at Daly", "at exact"),
-            ],
-            [
-                [
-                    one.name,
-                    one.intervals.young_s,
-                    one.intervals.daly_s,
-                    one.intervals.exact_s,
-                    _points(one.intervals.young_efficiency),
-                    _points(one.intervals.daly_efficiency),
-                    _points(one.intervals.exact_efficiency),
-                ]
-                for one in ways
-            ],
-            "Three models of the best interval (Young 1974, Daly 2006, exact for exponential "
-            "failures)",
-        ),
-        Table(
-            ["strategy", "interval", "s", "time lost", "wall hours", "cost"],
-            [
-                [
-                    one.name,
-                    f"×{row.factor:g}",
-                    row.interval_s,
-                    format_percent(row.overhead),
-                    *bill_cells(row.bill),
-                ]
-                for one in ways
-                for row in one.sensitivity
-            ],
-            "How flat the optimum is (model, first order)",
-        ),
-    ]
-    if plan.contention:
-        tables.append(_contention_table(plan))
-    return tables
-
-
-def _contention_table(plan: CheckpointPlan) -> Table:
-    from tapeline.report import Table, format_percent
-
-    return Table(
-        ["strategy", "all at once s", "time lost", "one after another s", "time lost "],
-        [
-            [
-                one.name,
-                one.aligned_interval_s,
-                format_percent(one.aligned_overhead),
-                one.staggered_interval_s,
-                format_percent(one.staggered_overhead),
-            ]
-            for one in plan.contention
-        ],
-        f"{plan.contention[0].jobs} jobs on a file system that one write fills: the best interval "
-        "of each (model, first order)",
+def _playback(
+    inputs: Inputs, failures: int | None, shape: float | None, machines: int | None
+) -> Playback | None:
+    num_failures = inputs.count(SIMULATE, failures)
+    if not num_failures:
+        return None
+    return Playback(
+        num_failures, inputs.take(FAILURE_SHAPE, shape), inputs.count(MACHINES, machines)
     )
 
 
-def _points(share: float) -> str:
-    return f"{100 * share:.2f} %"
-
-
-def _notes(plan: CheckpointPlan) -> list[str]:
-    from tapeline.report import format_number, format_percent
-
-    best = next(one for one in plan.strategies if one.name == plan.best)
-    lost = format_percent(best.overhead + best.shares.in_flight)
-    notes = [
-        f"{best.name}: save every {format_number(best.interval_s)} s of work; the model expects "
-        f"{lost} of the time to be lost."
-    ]
-    for one in plan.strategies:
-        if one.num_saves == 0:
-            notes.append(
-                f"{one.name}: the best interval is longer than the run: checkpoint once, at its "
-                "end."
-            )
-        if one.bound_by_write:
-            notes.append(
-                f"{one.name}: the background write takes {format_number(one.write_s)} s and must "
-                "end before the next save, so it sets the interval; a faster write would help."
-            )
-    notes += [f"{one.name} can't carry this job. {one.why}" for one in plan.refused]
-    if plan.mtbf_range and plan.mtbf_range.mtbf_s[0] < plan.mtbf_range.mtbf_s[2]:
-        low, _, high = (
-            "any" if end == float("inf") else f"{format_number(end)} s"
-            for end in plan.mtbf_range.interval_s
+def _check_alone(*others: object) -> None:
+    if any(other is not None for other in others):
+        raise TapelineError(
+            "--class",
+            expected="failure classes in place of one MTBF and one checkpoint",
+            found="an option that belongs to those",
+            fix="Leave out --mtbf-hours, --failures, --exposure-hours, --checkpoint-seconds, "
+            "--shards, --async-fraction, --write-slowdown, --jobs and --plot",
         )
-        hours = plan.mtbf_range.mtbf_s[0] / _S_PER_HOUR
-        notes.append(
-            f"The MTBF was counted: with 95 % confidence it is above {format_number(hours)} h. "
-            f"Over its range the interval is {low} to {high}."
-        )
-    return notes
 
 
-def _figure(plan: CheckpointPlan, saves: tuple[Save, ...], failures: Failures) -> Figure:
-    from tapeline.plan.saving import shares
+def _strategies(
+    inputs: Inputs,
+    plan: CheckpointPlan,
+    saves: Sequence[Save],
+    failures: Failures,
+    playback: Playback | None,
+) -> Answer:
+    tables, model = strategy_tables(plan), asdict(plan)
+    if playback:
+        from tapeline.plan.confirm import confirm_strategies
+
+        found = confirm_strategies(plan, saves, failures, playback)
+        tables.append(confirmed_table(found))
+        model["simulated"] = [asdict(one) for one in found]
+    return Answer("checkpoint", inputs, model, tables, strategy_notes(plan))
+
+
+def _tiers(
+    inputs: Inputs,
+    classes: Sequence[FailureClass],
+    restart_s: float,
+    job: Job,
+    floor: float,
+    playback: Playback | None,
+) -> Answer:
+    plan = plan_tiers(classes, restart_s, job, floor=floor)
+    tables = tier_tables(plan, classes)
+    model = {"classes": [asdict(one) for one in classes], **asdict(plan)}
+    if playback:
+        from tapeline.plan.confirm import confirm_tiers
+
+        found = confirm_tiers(plan, classes, restart_s, playback)
+        tables.append(confirmed_table(found))
+        model["simulated"] = [asdict(one) for one in found]
+    return Answer("checkpoint", inputs, model, tables, tier_notes(plan))
+
+
+def _figure(plan: CheckpointPlan, saves: Sequence[Save], failures: Failures) -> Figure:
     from tapeline.report.plan_figures import sweep_figure
 
     ways = {one.name: one for one in plan.strategies}
@@ -242,7 +183,7 @@ def _figure(plan: CheckpointPlan, saves: tuple[Save, ...], failures: Failures) -
         y = [100 * (1 - shares(save, failures, interval).goodput) for interval in x]
         curves[save.name] = (x, y)
         marks[save.name] = (best.interval_s, 100 * (1 - best.shares.goodput))
-    hours, minutes = failures.mtbf_s / _S_PER_HOUR, failures.restart_s / _S_PER_MINUTE
+    hours, minutes = failures.mtbf_s / S_PER_HOUR, failures.restart_s / S_PER_MINUTE
     return sweep_figure(
         curves,
         marks,
