@@ -100,9 +100,29 @@ def orders_block(events: list[tuple[int, bytes, tuple[bool, int, int] | None]]) 
         is_bid, price, size = order or (True, 0, 0)
         action = DELETED if order is None else CHANGED if order_id in known else CREATED
         known.add(order_id)
-        rows.append((time_ns, order_id, action, is_bid, price * UNITS, size * UNITS, True))
-    times, *columns = zip(*rows, strict=True) if rows else ((),) * 7
-    return OrderEvents(np.array(times, np.int64), *(list(column) for column in columns))
+        rows.append((time_ns, order_id, action, is_bid, price, size, True, True))
+    return order_events(rows)
+
+
+def order_events(rows: list[tuple[Any, ...]], scale: int = UNITS) -> OrderEvents:
+    """The fields of `OrderEvents` row by row, ids as bytes.
+
+    Prices and sizes are multiplied by `scale` to give billionths.
+    """
+    names = ("times_ns", "ids", "actions", "are_bids", "prices", "sizes", "have_price", "are_last")
+    columns = dict(zip(names, zip(*rows, strict=True) if rows else ((),) * 8, strict=True))
+    longest = max(map(len, columns["ids"]), default=1)
+    sizes = [divmod(size * scale, UNITS) for size in columns["sizes"]]
+    return OrderEvents(
+        np.array(columns["times_ns"], np.int64),
+        np.array(columns["ids"], f"S{-8 * (-longest // 8) or 8}"),
+        np.array(columns["actions"], np.int64),
+        np.array(columns["are_bids"], bool),
+        np.array([price * scale for price in columns["prices"]], np.int64),
+        np.array(sizes, np.int64).reshape(-1, 2),
+        np.array(columns["have_price"], bool),
+        np.array(columns["are_last"], bool),
+    )
 
 
 def kind_of(state: State) -> str:

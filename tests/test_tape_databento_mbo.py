@@ -415,11 +415,11 @@ def test_the_facts_of_esh4():
 def test_the_crossed_states_of_esh4_end_with_the_opening():
     path = sample()
     reader = DatabentoReader(Source([path], Counts()), DatabentoOptions())
-    orders: dict[bytes, tuple[bool, int, int]] = {}
+    orders: dict[int, tuple[bool, int, int]] = {}
     best_prices: list[dict[int, int]] = [{}, {}]
     crossed_ns = []
 
-    def take(number: bytes) -> None:
+    def take(number: int) -> None:
         is_bid, price, size = orders.pop(number)
         side = best_prices[not is_bid]
         side[price] -= size
@@ -427,8 +427,8 @@ def test_the_crossed_states_of_esh4_end_with_the_opening():
             del side[price]
 
     for block in reader.blocks():
-        for time_ns, number, action, is_bid, price, size, _, is_last in zip(
-            block.times_ns.tolist(), *block[1:], strict=True
+        for time_ns, number, action, is_bid, price, (size, _), _, is_last in zip(
+            *(column.tolist() for column in block), strict=True
         ):
             if action == CLEARED:
                 orders.clear()

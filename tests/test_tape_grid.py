@@ -11,6 +11,7 @@ from helpers_tape import (
     absolute,
     expected_row,
     levels_block,
+    order_events,
     orders_block,
     put_on_grid,
     states_block,
@@ -19,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapeline.errors import TapeError
-from tapeline.tape.blocks import CLEARED, REDUCED, LevelEvents, OrderEvents, TableRows
-from tapeline.tape.book import UNITS
+from tapeline.tape.blocks import CLEARED, REDUCED, LevelEvents, TableRows
 from tapeline.tape.grid import GridOptions, Policy, book_columns
 from tapeline.tape.sessions import LocalHours
 
@@ -342,14 +342,13 @@ def test_a_cleared_book_is_unknown_until_levels_follow():
 
 def test_orders_are_reduced_and_cleared():
     placed = orders_block([(0, b"b", (True, 100, 5)), (0, b"a", (False, 102, 5))])
-    then = OrderEvents(
-        np.array([5, 15, 25, 35], np.int64),
-        [b"b", b"b", b"?", b""],
-        [REDUCED, REDUCED, REDUCED, CLEARED],
-        [True] * 4,
-        [0] * 4,
-        [2 * UNITS, 3 * UNITS, UNITS, 0],
-        [True] * 4,
+    then = order_events(
+        [
+            (5, b"b", REDUCED, True, 0, 2, True, True),
+            (15, b"b", REDUCED, True, 0, 3, True, True),
+            (25, b"?", REDUCED, True, 0, 1, True, True),
+            (35, b"", CLEARED, True, 0, 0, True, True),
+        ]
     )
     end = orders_block([(40, b"c", (True, 100, 5)), (40, b"d", (False, 101, 5))])
     (session,), counts = put_on_grid([placed, then, end], GRID, Policy(one_sided="keep"))

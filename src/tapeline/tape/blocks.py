@@ -11,12 +11,12 @@ be empty, and a file may be cut into blocks anywhere.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from tapeline.session import Int64Array
+from tapeline.session import BoolArray, Int64Array
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -113,36 +113,30 @@ class OrderEvents(NamedTuple):
 
     Attributes:
         times_ns: int64 `[n]`.
-        ids: any bytes, compared and never computed with.
-        actions: `CREATED`, `CHANGED`, `DELETED`, `REDUCED` or `CLEARED`.
-        are_bids: the order's side; read for `CREATED` and `CHANGED`.
-        prices: in billionths; read for `CREATED` and `CHANGED`.
-        sizes: in billionths: what remains of the order, or for `REDUCED` what is taken off it.
-        have_price: False where the price stands for none: such an order rests at no level.
-        are_last: whether an update is whole after the event; None if each is one of its own.
+        ids: `[n]`, uint64 or bytes of a multiple of eight; compared and never computed with.
+        actions: int64 `[n]`: `CREATED`, `CHANGED`, `DELETED`, `REDUCED` or `CLEARED`.
+        are_bids: bool `[n]`, the order's side; read for `CREATED` and `CHANGED`.
+        prices: int64 `[n]`, in billionths; read for `CREATED` and `CHANGED`.
+        sizes: int64 `[n, 2]`, whole units and the billionths beyond them: what remains of the
+            order, or for `REDUCED` what is taken off it.
+        have_price: bool `[n]`, False where the price stands for none: such an order rests at no
+            level.
+        are_last: bool `[n]`, whether an update is whole after the event; None if each is one of
+            its own.
     """
 
     times_ns: Int64Array
-    ids: list[bytes]
-    actions: list[int]
-    are_bids: list[bool]
-    prices: list[int]
-    sizes: list[int]
-    have_price: list[bool]
-    are_last: list[bool] | None = None
+    ids: npt.NDArray[Any]
+    actions: Int64Array
+    are_bids: BoolArray
+    prices: Int64Array
+    sizes: Int64Array
+    have_price: BoolArray
+    are_last: BoolArray | None = None
 
     def take(self, rows: slice) -> OrderEvents:
         """The block of these events."""
-        return OrderEvents(
-            self.times_ns[rows],
-            self.ids[rows],
-            self.actions[rows],
-            self.are_bids[rows],
-            self.prices[rows],
-            self.sizes[rows],
-            self.have_price[rows],
-            None if self.are_last is None else self.are_last[rows],
-        )
+        return OrderEvents._make(None if column is None else column[rows] for column in self)
 
 
 class LevelEvents(NamedTuple):
@@ -165,13 +159,7 @@ class LevelEvents(NamedTuple):
 
     def take(self, rows: slice) -> LevelEvents:
         """The block of these events."""
-        return LevelEvents(
-            self.times_ns[rows],
-            self.are_clears[rows],
-            self.are_bids[rows],
-            self.prices[rows],
-            self.sizes[rows],
-        )
+        return LevelEvents._make(column[rows] for column in self)
 
 
 Block = BookStates | TableRows | OrderEvents | LevelEvents

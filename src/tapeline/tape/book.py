@@ -1,194 +1,89 @@
-"""The limit order book, rebuilt from its orders.
+"""The limit order book as arrays: what `kernel` changes and looks at, event by event.
 
-Covers total sizes by price on each side, best prices, the first levels, crossed states, and orders
-by id. Does not cover time: what a row of a grid shows, and when, is `grid`'s.
+Covers the layout and how it grows. Does not cover what events do (`kernel`), nor time.
 
-Prices and sizes are integers in billionths (`UNITS` to one), so a level is empty when its size is
-exactly zero, and two prices are equal when they are.
+Prices are integers in billionths (`UNITS` to one). A size is two integers, whole units and the
+billionths beyond them: their sums are exact up to 2^63 units, and a level is empty when both are
+zero.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tapeline.session import Int64Array
 
 UNITS: Final = 1_000_000_000  # nine decimals: no tick has to be known before the first price
 
+BID, ASK = 0, 1  # places of the sides in `Book`
+SLOT: Final = ("kind", "price", "whole", "billionths", "placed_ns", "born")
+KIND, PRICE, WHOLE, BILLIONTHS, PLACED_NS, BORN = range(len(SLOT))
+EMPTY, IS_BID, IS_ASK, EARLY_DELETE = range(4)  # kinds of a slot
+_FIRST_LEVELS: Final = 256
+_FIRST_SLOTS: Final = 1024
 
-class Levels:
-    """One side of a book: the total size at each price.
 
-    Args:
-        sign: +1 for bids, −1 for asks. `sign · price` grows towards the market on both sides, so
-            the best level is the last key, where inserting and deleting move the least.
+class Book(NamedTuple):
+    """Two sides of price levels, each sorted so that its best level is the last.
+
+    Attributes:
+        keys: int64 `[2, capacity]`: the price of a bid, minus the price of an ask, rising.
+        sizes: int64 `[2, capacity, 2]`: the total size at each.
+        nums: int64 `[2]`: how many levels there are.
     """
 
-    __slots__ = ("_sign", "_sizes", "keys")
+    keys: Int64Array
+    sizes: Int64Array
+    nums: Int64Array
 
-    def __init__(self, sign: int) -> None:
-        self._sign = sign
-        self._sizes: dict[int, int] = {}
-        self.keys: list[int] = []
+    @classmethod
+    def empty(cls) -> Book:
+        """A book without levels."""
+        shape = (2, _FIRST_LEVELS)
+        return cls(
+            np.zeros(shape, np.int64), np.zeros((*shape, 2), np.int64), np.zeros(2, np.int64)
+        )
 
-    def add(self, price: int, size: int) -> None:
-        """Add `size` (negative to take away) at `price`; a level of size zero is gone."""
-        before = self._sizes.get(price, 0)
-        after = before + size
-        assert after >= 0, "more taken from a level than it holds"
-        if after:
-            self._sizes[price] = after
-            if not before:
-                insort(self.keys, self._sign * price)
-        elif before:
-            del self._sizes[price]
-            del self.keys[bisect_left(self.keys, self._sign * price)]
-
-    def put(self, price: int, size: int) -> None:
-        """Make `size` the total at `price`; zero removes the level."""
-        self.add(price, size - self._sizes.get(price, 0))
-
-    def clear(self) -> None:
-        """Remove every level."""
-        self._sizes.clear()
-        self.keys.clear()
-
-    @property
-    def best(self) -> int | None:
-        """The price nearest to the market; None for an empty side."""
-        return self._sign * self.keys[-1] if self.keys else None
-
-    def top(self, num_levels: int) -> list[tuple[int, int]]:
-        """Price and size of up to `num_levels` levels, best first."""
-        prices = [self._sign * key for key in self.keys[: -num_levels - 1 : -1]]
-        return [(price, self._sizes[price]) for price in prices]
+    def grown(self) -> Book:
+        """The same book with room for twice the levels."""
+        return self._replace(
+            keys=np.concatenate([self.keys, np.zeros_like(self.keys)], axis=1),
+            sizes=np.concatenate([self.sizes, np.zeros_like(self.sizes)], axis=1),
+        )
 
 
-class Book:
-    """Two sides of prices and sizes. Crossed here means crossed or locked: best bid ≥ best ask."""
+class Orders(NamedTuple):
+    """Orders by id: a table with open addresses, each probe the next slot.
 
-    __slots__ = ("asks", "bids")
-
-    def __init__(self) -> None:
-        self.bids = Levels(+1)
-        self.asks = Levels(-1)
-
-    @property
-    def is_crossed(self) -> bool:
-        """Whether both sides exist and the best bid is at or above the best ask."""
-        bids, asks = self.bids.keys, self.asks.keys
-        return bool(bids) and bool(asks) and bids[-1] + asks[-1] >= 0
-
-    def clear(self) -> None:
-        """Empty both sides."""
-        self.bids.clear()
-        self.asks.clear()
-
-    def would_cross(self, is_bid: bool, price: int) -> bool:
-        """Whether anything resting at `price` would cross the other side's best price."""
-        other, key = (self.asks.keys, price) if is_bid else (self.bids.keys, -price)
-        return bool(other) and key + other[-1] >= 0
-
-
-class Order(NamedTuple):
-    """An order known to the book; one of size zero is known by its id but rests at no level."""
-
-    is_bid: bool
-    price: int
-    size: int
-    placed_ns: int
-
-
-class OrderBook(Book):
-    """A book that follows single orders by id.
-
-    An id is any hashable value, compared and never computed with.
+    Attributes:
+        ids: uint64 `[capacity, words]`; the capacity is a power of two.
+        slots: int64 `[capacity, 6]`, the fields of `SLOT`. An order of size zero is known by its
+            id but rests at no level. `born` counts ids in the order that they came.
+        nums: int64 `[2]`: slots in use, and ids ever.
     """
 
-    __slots__ = ("_orders",)
+    ids: npt.NDArray[np.uint64]
+    slots: Int64Array
+    nums: Int64Array
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._orders: dict[bytes, Order] = {}
+    @classmethod
+    def empty(cls, num_words: int, capacity: int = _FIRST_SLOTS) -> Orders:
+        """A table without orders."""
+        return cls(
+            np.zeros((capacity, num_words), np.uint64),
+            np.zeros((capacity, len(SLOT)), np.int64),
+            np.zeros(2, np.int64),
+        )
 
-    def __contains__(self, order_id: bytes) -> bool:
-        return order_id in self._orders
-
-    def __len__(self) -> int:
-        return len(self._orders)
-
-    def place(self, order_id: bytes, order: Order) -> None:
-        """Put an order into the book, in the place of the one it had before, if any.
-
-        An order that keeps its side and price keeps the time it was placed at.
-        """
-        old = self._orders.get(order_id)
-        if old is not None:
-            self._take_off(old)
-            if old.size and (old.is_bid, old.price) == (order.is_bid, order.price):
-                order = order._replace(placed_ns=old.placed_ns)
-        self._orders[order_id] = order
-        if order.size:
-            (self.bids if order.is_bid else self.asks).add(order.price, order.size)
-
-    def reduce(self, order_id: bytes, size: int) -> bool:
-        """Take `size` off an order, all of it at most; False if it isn't known.
-
-        An order with nothing left is forgotten.
-        """
-        order = self._orders.get(order_id)
-        if order is None:
-            return False
-        if size >= order.size:
-            return self.remove(order_id)
-        self.place(order_id, order._replace(size=order.size - size))
-        return True
-
-    def clear(self) -> None:
-        """Forget every order."""
-        super().clear()
-        self._orders.clear()
-
-    def remove(self, order_id: bytes) -> bool:
-        """Forget an order; False if it isn't known. Where it rests is taken from the book."""
-        order = self._orders.pop(order_id, None)
-        if order is None:
-            return False
-        self._take_off(order)
-        return True
-
-    def evict_stale(self, now_ns: int, stale_ns: int) -> list[tuple[bytes, Order]]:
-        """Take off the older of each two orders that have crossed for `stale_ns` or longer.
-
-        Two orders cross from when the younger was placed. Of two placed at once the bid goes. An
-        evicted order stays known, so its late delete is no surprise. Reads every order: call it
-        only for a book that has been crossed that long.
-        """
-        evicted = []
-        while pair := self._stale_pair(now_ns - stale_ns):
-            order_id, order = min(pair, key=lambda entry: entry[1].placed_ns)
-            self._take_off(order)
-            self._orders[order_id] = order._replace(size=0)
-            evicted.append((order_id, order))
-        return evicted
-
-    def _stale_pair(self, latest_ns: int) -> tuple[tuple[bytes, Order], ...]:
-        """The best bid and the best ask placed by `latest_ns`, if they cross; else nothing."""
-        best: dict[bool, tuple[bytes, Order]] = {}
-        for order_id, order in self._orders.items():
-            if not order.size or order.placed_ns > latest_ns:
-                continue
-            held = best.get(order.is_bid)
-            if held is None or _rank(order) > _rank(held[1]):
-                best[order.is_bid] = (order_id, order)
-        if len(best) < 2 or best[True][1].price < best[False][1].price:
-            return ()
-        return best[True], best[False]
-
-    def _take_off(self, order: Order) -> None:
-        if order.size:
-            (self.bids if order.is_bid else self.asks).add(order.price, -order.size)
+    def widened(self, num_words: int) -> Orders:
+        """The same table for longer ids: the hash of one doesn't depend on zeros behind it."""
+        more = num_words - self.ids.shape[1]
+        return self._replace(ids=np.pad(self.ids, ((0, 0), (0, more))))
 
 
-def _rank(order: Order) -> tuple[int, int]:
-    """Price priority, then age."""
-    return (order.price if order.is_bid else -order.price, -order.placed_ns)
+def words_of(ids: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Ids, uint64 or bytes of a multiple of eight, as uint64 `[n, words]`."""
+    return np.ascontiguousarray(ids).view(np.uint64).reshape(len(ids), -1)

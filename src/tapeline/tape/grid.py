@@ -55,7 +55,7 @@ NEVER: Final = -1
 FOREVER: Final = 2**62
 UNKNOWN_AGE: Final = -1
 _MAX_DEPTH: Final = 1_000
-_MAX_ROWS: Final = 100_000_000
+MAX_ROWS: Final = 100_000_000
 _MAX_S: Final = 4_102_444_800.0  # from 1970 to 2100
 
 
@@ -192,6 +192,11 @@ class Rows:
         assert self._next_ns is not None, "`begin` comes first"
         return self._next_ns
 
+    @next_ns.setter
+    def next_ns(self, next_ns: int) -> None:
+        """For who finds the instants itself: rows for all of them before must follow."""
+        self._next_ns = next_ns
+
     def begin(self, first_ns: int) -> None:
         """Tell the time of the session's first event; instants before it are marked, if any."""
         step_ns = self._options.step_ns
@@ -207,10 +212,10 @@ class Rows:
         """The instants up to `until_ns` that have no row yet; rows for all of them must follow."""
         step_ns = self._options.step_ns
         assert step_ns is not None, "a grid"
-        if (until_ns - self.next_ns) // step_ns >= _MAX_ROWS:
+        if (until_ns - self.next_ns) // step_ns >= MAX_ROWS:
             raise TapeError(
                 "step_ns",
-                expected=f"fewer than {_MAX_ROWS:,} rows from one event to the next",
+                expected=f"fewer than {MAX_ROWS:,} rows from one event to the next",
                 found=f"{(until_ns - self.next_ns) // step_ns:,} of {step_ns} ns",
                 fix="Raise step_ns (`--set step_s=…`), or cut sessions by hours, by a calendar or "
                 "by gap (`--sessions`)",

@@ -175,10 +175,8 @@ class Tape:
             if isinstance(block, TableRows):
                 columns = block.columns
             self._rows = Rows(span, columns, self._grid, self._counts)
-        if isinstance(self._sink, Replay):
-            self._sink.grid.open(self._rows)
-        elif self._rows is not None and self._sink is not None:
-            self._sink.open(self._rows)
+        assert self._sink is not None
+        self._sink.open(self._rows)
 
     def _add(self, part: Block, span: Span | None) -> None:
         times_ns, counts = part.times_ns, self._counts
@@ -198,9 +196,7 @@ class Tape:
     def _close(self, *, is_tape_over: bool) -> Iterator[Session]:
         rows, last_ns = self._rows, self._last_in_span_ns
         until_ns = last_ns if rows is None else rows.until(last_ns, is_tape_over)
-        if isinstance(self._sink, Replay):
-            self._sink.grid.close(until_ns)
-        elif rows is not None and self._sink is not None:
+        if self._sink is not None:
             self._sink.close(until_ns)
         if rows is not None:
             session = rows.finish(self.instrument, is_tape_over)

@@ -1,7 +1,7 @@
 """Books rebuilt event by event, looked at by the grid in between.
 
-Covers events of orders and of price levels: their rules, the policy for books that show no market,
-and the rows. Does not cover sessions or files.
+Covers events of orders and of price levels: their rules, and from the numbers that `kernel` takes
+down to rows. Does not cover sessions or files.
 
 The rules for orders, each counted:
 
@@ -11,7 +11,8 @@ The rules for orders, each counted:
 - A change of an unknown order, and a create of a known one, put the order where they say.
 - An order of size zero rests at no level, nor does one whose price stands for none.
 - Of two orders that cross for `Policy.stale_cross_s` or longer, the older is evicted: its delete
-  was lost.
+  was lost. They cross from when the younger was placed; of two placed at once the bid goes. An
+  order that is changed keeps its age if it keeps its side and price. An evicted one stays known.
 
 Events of levels that share a time are one update, and so are events of orders up to one that is
 said to be the last: nothing in between is ever shown.
@@ -19,360 +20,352 @@ said to be the last: nothing in between is ever shown.
 
 from __future__ import annotations
 
-import math
+import functools
+import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from itertools import pairwise
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from tapeline.tape.blocks import (
-    CLEARED,
-    CREATED,
-    DELETED,
-    REDUCED,
-    Block,
-    LevelEvents,
-    OrderEvents,
+from tapeline.errors import TapeError
+from tapeline.session import BoolArray, Int64Array
+from tapeline.tape.blocks import Block, Float64Array, LevelEvents, OrderEvents
+from tapeline.tape.book import (
+    BILLIONTHS,
+    BORN,
+    IS_ASK,
+    IS_BID,
+    KIND,
+    PLACED_NS,
+    PRICE,
+    UNITS,
+    WHOLE,
+    Book,
+    Orders,
+    words_of,
 )
-from tapeline.tape.book import UNITS, Book, Order, OrderBook
-from tapeline.tape.grid import (
-    CROSSED,
-    GOOD,
-    KEEP,
-    LOCKED,
-    ONE_SIDED,
-    GridOptions,
-    Policy,
-    Rows,
-    to_ns,
-)
+from tapeline.tape.grid import GridOptions, Policy, Rows, to_ns
 from tapeline.tape.report import Counts, EvictedOrder
 
-_Side = list[tuple[int, int]]
+_BUFFER_BYTES: Final = 4 << 20
+_NEVER_NS: Final = 2**63 - 1
+_EXACT: Final = 1 << 53  # integers up to it are floats, and their quotients rounded once
 
-_EARLY_DELETE_NS: Final = 10 * 10**9
-_FLUSH_ROWS: Final = 1_024
 
+class Grid(NamedTuple):
+    """What the kernel knows beside the book, and the rows it takes down: the last is for the book
+    that is held.
 
-class BookGrid:
-    """Takes the rows of a book that changes.
-
-    `before_row` is called with each instant before its row is taken, to tidy the book.
-
-    For each session `open`; for each event in time order `advance(time)`, then `hold()` if it may
-    leave the book without a market, then change the book; `close` at the session's end. A step
-    back in time is settled beforehand.
+    Attributes:
+        now: int64 numbers, at the places that `kernel` names.
+        counted: int64 `[len(kernel.COUNTED)]`.
+        limits_ns: int64 `[4]`, of `Policy`.
+        times_ns, since_ns, marks: int64 `[rows + 1]`, as `Rows.add` takes them.
+        prices: int64 `[rows + 1, depth, 2]`.
+        sizes: int64 `[rows + 1, depth, 2, 2]`: whole units and billionths.
+        nums: int64 `[rows + 1, 2]`: levels that are known of each side.
     """
 
-    def __init__(
-        self,
-        book: Book,
-        options: GridOptions,
-        policy: Policy,
-        counts: Counts,
-        before_row: Callable[[int], None] | None = None,
-    ) -> None:
+    now: Int64Array
+    counted: Int64Array
+    limits_ns: Int64Array
+    times_ns: Int64Array
+    since_ns: Int64Array
+    marks: Int64Array
+    prices: Int64Array
+    sizes: Int64Array
+    nums: Int64Array
+
+
+@functools.cache
+def _kernel() -> Any:
+    """The compiled loops: importing numba takes a second, which only books of events need."""
+    return importlib.import_module("tapeline.tape.kernel")
+
+
+class Replay(ABC):
+    """Applies blocks of events to a book, and takes the rows of one session after the other.
+
+    For each session `open`, then `apply` its blocks, then `close`. A step back in time is settled
+    beforehand.
+    """
+
+    def __init__(self, options: GridOptions, policy: Policy, counts: Counts) -> None:
         assert options.step_ns is not None, "events have no rows of their own"
-        self._book = book
+        kernel = _kernel()
+        num = max(16, _BUFFER_BYTES // (48 * options.depth)) + 1
+        shape = (num, options.depth, 2)
+        self._grid = Grid(
+            now=_zeros(kernel.IS_WHOLE + 1),
+            counted=_zeros(len(kernel.COUNTED)),
+            limits_ns=policy.limits_ns(),
+            times_ns=_zeros(num),
+            since_ns=_zeros(num),
+            marks=_zeros(num),
+            prices=_zeros(*shape),
+            sizes=_zeros(*shape, 2),
+            nums=_zeros(num, 2),
+        )
+        now = self._grid.now
+        now[kernel.STEP_NS], now[kernel.IS_WHOLE] = options.step_ns, 1
+        now[[kernel.STALE_NS, kernel.LAST_NS, kernel.EVICTED_NS]] = -1
+        self.evicted: list[EvictedOrder] = []
+        self._book = Book.empty()
         self._depth = options.depth
-        self._step_ns = options.step_ns
-        self._limits_ns: list[int] = policy.limits_ns().tolist()
         self._counts = counts
-        self._before_row = before_row
         self._rows: Rows | None = None
-        self._num_events = 0  # of the session
-        self._held: tuple[_Side, _Side] | None = None
-        self._bad_since_ns = -1  # meaningful while the book is bad, and never before the session
-        self._due_ns = -1  # an event later than this has rows to be taken before it
-        self._num_since_row = 0
-        self._taken: list[tuple[int, int, int, list[float]]] = []
-        self.last_ns = -1
 
     def open(self, rows: Rows | None) -> None:
         """Begin a session; None for events outside every session, which no row shows."""
-        self._rows, self._held, self._num_events = rows, None, 0
-        self._due_ns = -1 if rows is not None else 2**63 - 1
-        self._num_since_row = 0
+        kernel, now = _kernel(), self._grid.now
+        self._rows = rows
+        now[[kernel.HAS_HELD, kernel.NUM_EVENTS, kernel.NUM_SINCE_ROW]] = 0
+        now[kernel.NEXT_NS] = _NEVER_NS
 
-    def kind(self) -> int:
-        """What is wrong with the book: `GOOD`, `CROSSED`, `LOCKED` or `ONE_SIDED`."""
-        bids, asks = self._book.bids.keys, self._book.asks.keys
-        if not bids or not asks:
-            return ONE_SIDED
-        spread = bids[-1] + asks[-1]  # an ask's key is minus its price
-        return GOOD if spread < 0 else LOCKED if spread == 0 else CROSSED
-
-    def advance(self, time_ns: int) -> None:
-        """Take every row that is due before an event at `time_ns` changes the book."""
-        if time_ns > self._due_ns:
-            assert self._rows is not None
-            if not self._num_events:
-                self._rows.begin(time_ns)
-                self._bad_since_ns = time_ns
-            self._take_until(self._rows, time_ns - 1)
-            self._due_ns = self._rows.next_ns
-        self.last_ns = time_ns
-        self._num_events += 1
-        self._num_since_row += 1
-
-    def hold(self) -> None:
-        """Remember the book as it is, if good: the event in hand may be the end of that.
-
-        What the book was before the session's first event is not the session's.
-        """
-        if self._num_events > 1 and self._limits_ns[self.kind()] == KEEP:
-            self._held = self._top()
-            self._bad_since_ns = self.last_ns
-
-    def forget(self) -> None:
-        """What was remembered is no longer known to have been followed by what comes."""
-        self._held = None
-        self._bad_since_ns = self.last_ns
+    def apply(self, block: Block) -> None:
+        """Apply a block whose times never step back, nor before the last one's."""
+        if not len(block.times_ns):
+            return
+        kernel, now = _kernel(), self._grid.now
+        if self._rows is not None and not now[kernel.NUM_EVENTS]:
+            first_ns = int(block.times_ns[0])
+            self._rows.begin(first_ns)
+            now[kernel.NEXT_NS], now[kernel.BAD_SINCE_NS] = self._rows.next_ns, first_ns
+        self._apply(block)
+        self._tell()
 
     def close(self, until_ns: int) -> None:
         """Take the rows up to `until_ns`."""
         if self._rows is not None:
-            if self._num_events:
-                self._take_until(self._rows, until_ns)
+            kernel = _kernel()
+            if self._grid.now[kernel.NUM_EVENTS]:
+                while code := kernel.advance(self._book, self._grid, until_ns + 1):
+                    self._help(code, until_ns + 1)
                 self._flush(self._rows)
-            self._counts.events_after_last_row += self._num_since_row
+            self._counts.events_after_last_row += int(self._grid.now[kernel.NUM_SINCE_ROW])
+            self._tell()
         self._rows = None
-
-    def _take_until(self, rows: Rows, until_ns: int) -> None:
-        if rows.next_ns > until_ns:
-            return
-        self._num_since_row = 0
-        for instant_ns in rows.due(until_ns).tolist():
-            if self._before_row is not None:
-                self._before_row(instant_ns)
-            self._taken.append(self._row(rows, instant_ns))
-            if len(self._taken) == _FLUSH_ROWS:
-                self._flush(rows)
-
-    def _flush(self, rows: Rows) -> None:
-        if self._taken:
-            *numbers, values = zip(*self._taken, strict=True)
-            times, since, marks = np.array(numbers, np.int64)
-            rows.add(times, since, marks, np.array(values))
-            self._taken.clear()
-
-    def _row(self, rows: Rows, instant_ns: int) -> tuple[int, int, int, list[float]]:
-        """Instant, since when, mark, and values of one row."""
-        kind = self.kind()
-        limit_ns = self._limits_ns[kind]
-        since_ns, sides = self.last_ns, self._held
-        if limit_ns == KEEP:
-            sides = self._top()
-        else:
-            since_ns = self._bad_since_ns
-            if sides is None or instant_ns - since_ns > limit_ns:
-                return instant_ns, since_ns, kind, [math.nan] * (1 + 4 * self._depth)
-            self._counts.rows_held += 1
-        assert sides is not None
-        mark = GOOD if all(sides) else ONE_SIDED
-        return instant_ns, since_ns, mark, self._values(rows, *sides)
-
-    def _values(self, rows: Rows, bids: _Side, asks: _Side) -> list[float]:
-        """Differences are exact, and rounded once each."""
-        if rows.origin is None:
-            rows.origin = next((side[0][0] for side in (bids, asks) if side), None)
-        origin = int(rows.origin or 0)
-        mid = math.nan
-        if bids and asks:
-            mid = (bids[0][0] + asks[0][0] - 2 * origin) / (2 * UNITS)
-            self._counts.rows_thin += min(len(bids), len(asks)) < self._depth
-        values = [mid]
-        for bid, ask in zip(
-            _levels(bids, self._depth, origin), _levels(asks, self._depth, origin), strict=True
-        ):
-            values += (*bid, *ask)
-        return values
-
-    def _top(self) -> tuple[_Side, _Side]:
-        return self._book.bids.top(self._depth), self._book.asks.top(self._depth)
-
-
-def _levels(side: _Side, depth: int, origin: int) -> list[tuple[float, float]]:
-    if not side:
-        return [(math.nan, math.nan)] * depth
-    levels = [((price - origin) / UNITS, size / UNITS) for price, size in side]
-    return levels + [(levels[-1][0], 0.0)] * (depth - len(levels))
-
-
-class Replay(ABC):
-    """Applies blocks of events to a book, with a `grid` that looks at it."""
-
-    def __init__(self, grid: BookGrid, counts: Counts) -> None:
-        self.grid = grid
-        self.evicted: list[EvictedOrder] = []
-        self._counts = counts
-
-    @abstractmethod
-    def apply(self, block: Block) -> None:
-        """Apply a block whose times never step back, nor before the last one's."""
 
     @abstractmethod
     def finish(self) -> None:
         """Nothing follows on the tape."""
 
-    def _count_state(self) -> None:
-        kind, counts = self.grid.kind(), self._counts
-        counts.states += 1
-        if kind != GOOD:
-            counts.states_crossed += kind == CROSSED
-            counts.states_locked += kind == LOCKED
-            counts.states_one_sided += kind == ONE_SIDED
+    @abstractmethod
+    def _apply(self, block: Block) -> None:
+        """Run the kernel to the end of a block that isn't empty."""
+
+    def _tell(self) -> None:
+        """Hand over what the kernel has counted."""
+        for name, number in zip(_kernel().COUNTED, self._grid.counted.tolist(), strict=True):
+            setattr(self._counts, name, getattr(self._counts, name) + number)
+        self._grid.counted[:] = 0
+
+    def _help(self, code: int, time_ns: int) -> None:
+        """Do what the kernel stopped for, before an event at `time_ns` or the session's end."""
+        kernel = _kernel()
+        if code == kernel.LEVELS_FULL:
+            self._book = self._book.grown()
+            return
+        assert self._rows is not None, "outside sessions no row is due"
+        self._flush(self._rows)
+        if code == kernel.TOO_MANY_ROWS:
+            self._rows.due(time_ns - 1)
+
+    def _flush(self, rows: Rows) -> None:
+        """Hand over the rows that wait."""
+        kernel, grid = _kernel(), self._grid
+        rows.next_ns = int(grid.now[kernel.NEXT_NS])
+        num = int(grid.now[kernel.NUM_ROWS])
+        if num:
+            taken = Grid(*grid[:3], *(array[:num] for array in grid[3:]))
+            values = self._values(rows, taken)
+            rows.add(taken.times_ns.copy(), taken.since_ns, taken.marks, values)
+            grid.now[kernel.NUM_ROWS] = 0
+
+    def _values(self, rows: Rows, taken: Grid) -> Float64Array:
+        """Differences are exact, and rounded once each."""
+        are_known = taken.nums > 0  # [rows, 2]
+        if rows.origin is None and are_known.any():
+            row = int(np.argmax(are_known.any(axis=1)))
+            rows.origin = int(taken.prices[row, 0, int(np.argmax(are_known[row]))])
+        prices = taken.prices - int(rows.origin or 0)
+        has_both = are_known.all(axis=1)
+        num_thin = np.count_nonzero(has_both & (taken.nums.min(axis=1) < self._depth))
+        self._counts.rows_thin += int(num_thin)
+        values = np.empty((len(prices), 1 + 4 * self._depth))
+        values[:, 0] = np.where(has_both, _quotient(prices[:, 0].sum(axis=1), 2 * UNITS), np.nan)
+        levels = values[:, 1:].reshape(-1, self._depth, 2, 2)
+        levels[..., 0], levels[..., 1] = _quotient(prices, UNITS), _in_units(taken.sizes)
+        levels[np.broadcast_to(~are_known[:, None], levels.shape[:3])] = np.nan
+        return values
 
 
 class OrderReplay(Replay):
     """Follows single orders."""
 
     def __init__(self, options: GridOptions, policy: Policy, counts: Counts) -> None:
-        self._book = OrderBook()
-        stale_s = policy.stale_cross_s
-        self._stale_ns = 0 if stale_s is None else to_ns("stale_cross_s", stale_s)
-        evict = None if stale_s is None else self._evict
-        super().__init__(BookGrid(self._book, options, policy, counts, evict), counts)
-        self._crossed_since_ns = -1  # meaningful while the book is crossed
-        self._is_whole = True  # no update is half applied
-        self._early_deletes: dict[bytes, int] = {}
-
-    def apply(self, block: Block) -> None:
-        """Apply a block of order events."""
-        assert isinstance(block, OrderEvents)
-        book, grid, counts = self._book, self.grid, self._counts
-        bids, asks = book.bids.keys, book.asks.keys
-        are_last = block.are_last or [True] * len(block.ids)
-        for time_ns, order_id, action, is_bid, price, size, has_price, is_last in zip(
-            block.times_ns.tolist(), *block[1:-1], are_last, strict=True
-        ):
-            grid.advance(time_ns)
-            crosses = action < DELETED and book.would_cross(is_bid, price)
-            if crosses and not book.is_crossed:
-                self._crossed_since_ns = time_ns
-            if self._is_whole and (not is_last or crosses or len(bids) < 2 or len(asks) < 2):
-                grid.hold()
-            if action >= DELETED:
-                self._take_off(time_ns, order_id, action, size)
-            elif order_id not in self._early_deletes or not self._was_deleted(order_id, time_ns):
-                self._count_odd(action == CREATED, order_id in book, size, has_price)
-                resting = size if has_price else 0
-                book.place(order_id, Order(is_bid, price, resting, time_ns))
-            self._is_whole = is_last
-            if is_last:
-                self._count_state()
-        for action, name in enumerate(("created", "changed", "deleted", "reduced", "cleared")):
-            setattr(counts, name, getattr(counts, name) + block.actions.count(action))
-        self._forget_early_deletes()
+        super().__init__(options, policy, counts)
+        if policy.stale_cross_s is not None:
+            stale_ns = to_ns("stale_cross_s", policy.stale_cross_s)
+            self._grid.now[_kernel().STALE_NS] = stale_ns
+        self._orders = Orders.empty(1)
+        self._ids: np.dtype[Any] = np.dtype(np.uint64)
 
     def finish(self) -> None:
         """Each event was complete."""
 
-    def _take_off(self, time_ns: int, order_id: bytes, action: int, size: int) -> None:
-        if action == CLEARED:
-            self._book.clear()
-            self._early_deletes.clear()
-            self.grid.forget()
-        elif action == REDUCED:
-            self._counts.deletes_unknown += not self._book.reduce(order_id, size)
-        elif not self._book.remove(order_id):
-            self._counts.deletes_unknown += 1
-            self._early_deletes[order_id] = time_ns
+    def _apply(self, block: Block) -> None:
+        assert isinstance(block, OrderEvents)
+        kernel = _kernel()
+        ids = block.ids
+        if ids.dtype.itemsize < self._orders.ids.shape[1] * 8:
+            ids = ids.astype(self._ids)
+        words = words_of(ids)
+        self._ids = ids.dtype
+        if words.shape[1] > self._orders.ids.shape[1]:
+            self._orders = self._orders.widened(words.shape[1])
+        are_last = np.ones(len(ids), bool) if block.are_last is None else block.are_last
+        events = (block.times_ns, words, *block[2:-1], are_last)
+        at = 0
+        while at < len(ids):
+            code, at = kernel.orders(events, at, self._book, self._orders, self._grid)
+            if code:
+                self._help(code, int(block.times_ns[at]))
+        for action, name in enumerate(("created", "changed", "deleted", "reduced", "cleared")):
+            number = int(np.count_nonzero(block.actions == action))
+            setattr(self._counts, name, getattr(self._counts, name) + number)
 
-    def _was_deleted(self, order_id: bytes, time_ns: int) -> bool:
-        if time_ns - self._early_deletes.pop(order_id) > _EARLY_DELETE_NS:
-            return False
-        self._counts.deletes_unknown -= 1
-        self._counts.deletes_before_create += 1
-        return True
-
-    def _forget_early_deletes(self) -> None:
-        """Drop those whose create can no longer follow: a long file must not pile them up."""
-        self._early_deletes = {
-            order_id: time_ns
-            for order_id, time_ns in self._early_deletes.items()
-            if self.grid.last_ns - time_ns <= _EARLY_DELETE_NS
-        }
-
-    def _count_odd(self, is_create: bool, is_known: bool, size: int, has_price: bool) -> None:
-        counts = self._counts
-        if is_create:
-            counts.creates_repeated += is_known
-            counts.orders_without_price += not has_price
-            counts.orders_without_size += has_price and not size
+    def _help(self, code: int, time_ns: int) -> None:
+        kernel, now = _kernel(), self._grid.now
+        if code == kernel.ORDERS_FULL:
+            old = self._orders
+            self._orders = Orders.empty(old.ids.shape[1], 2 * len(old.ids))
+            kernel.rehash(old, self._orders, now[kernel.LAST_NS])
+        elif code == kernel.EVICT:
+            instant_ns = int(now[kernel.NEXT_NS])
+            now[kernel.EVICTED_NS] = instant_ns
+            self._evict(instant_ns, instant_ns - int(now[kernel.STALE_NS]))
         else:
-            counts.changes_unknown += not is_known
+            super()._help(code, time_ns)
 
-    def _evict(self, instant_ns: int) -> None:
-        crossed_ns = instant_ns - self._crossed_since_ns
-        if not self._book.is_crossed or crossed_ns < self._stale_ns:
-            return
-        for order_id, order in self._book.evict_stale(instant_ns, self._stale_ns):
+    def _evict(self, instant_ns: int, latest_ns: int) -> None:
+        """Take off the older of each two orders that cross, both placed by `latest_ns`."""
+        while pair := self._stale_pair(latest_ns):
+            at = min(pair, key=lambda place: int(self._orders.slots[place, PLACED_NS]))
+            slot = self._orders.slots[at]
             self.evicted.append(
                 EvictedOrder(
-                    order_id=order_id.decode("utf-8", "replace"),
-                    side="bid" if order.is_bid else "ask",
-                    price=order.price / UNITS,
-                    placed_ns=order.placed_ns,
+                    order_id=_shown(self._orders.ids[at], self._ids),
+                    side="bid" if slot[KIND] == IS_BID else "ask",
+                    price=int(slot[PRICE]) / UNITS,
+                    placed_ns=int(slot[PLACED_NS]),
                     evicted_ns=instant_ns,
                 )
             )
+            _kernel().take_off(self._book, slot)
+            slot[WHOLE] = slot[BILLIONTHS] = 0
+
+    def _stale_pair(self, latest_ns: int) -> tuple[int, ...]:
+        """The slots of the best bid and the best ask placed by then, if they cross; else none."""
+        slots = self._orders.slots
+        rests = (slots[:, WHOLE] > 0) | (slots[:, BILLIONTHS] > 0)
+        rests &= slots[:, PLACED_NS] <= latest_ns
+        best = []
+        for kind, sign in ((IS_BID, -1), (IS_ASK, 1)):
+            places = np.flatnonzero(rests & (slots[:, KIND] == kind))
+            if not len(places):
+                return ()
+            found = slots[places]
+            ranks = (found[:, BORN], found[:, PLACED_NS], sign * found[:, PRICE])
+            best.append(int(places[np.lexsort(ranks)[0]]))
+        bid, ask = best
+        return (bid, ask) if slots[bid, PRICE] >= slots[ask, PRICE] else ()
 
 
 class LevelReplay(Replay):
     """Follows price levels."""
 
-    def __init__(self, options: GridOptions, policy: Policy, counts: Counts) -> None:
-        self._book = Book()
-        super().__init__(BookGrid(self._book, options, policy, counts), counts)
-
-    def apply(self, block: Block) -> None:
-        """Apply a block of level events."""
+    def _apply(self, block: Block) -> None:
         assert isinstance(block, LevelEvents)
-        if not len(block.times_ns):
-            return
-        book, grid, last_ns = self._book, self.grid, self.grid.last_ns
-        bounds = [0, *(np.flatnonzero(np.diff(block.times_ns)) + 1).tolist(), len(block.times_ns)]
-        events = list(zip(*block[1:], strict=True))
-        for start, stop in pairwise(bounds):
-            time_ns = int(block.times_ns[start])
-            update = events[start:stop]
-            if time_ns != last_ns:
-                if last_ns >= 0:
-                    self._count_state()
-                grid.advance(time_ns)
-                # What is left of the last update may stand in the next block: too late to hold.
-                if stop == len(events) or self._may_spoil(update):
-                    grid.hold()
-            last_ns = time_ns
-            for is_clear, is_bid, price, size in update:
-                if is_clear:
-                    book.clear()
-                    grid.forget()
-                else:
-                    (book.bids if is_bid else book.asks).put(price, size)
-        self._counts.levels_set += block.are_clears.count(False)
-        self._counts.cleared += block.are_clears.count(True)
+        kernel = _kernel()
+        are_clears = np.array(block.are_clears, bool)
+        events = (
+            block.times_ns,
+            are_clears,
+            np.array(block.are_bids, bool),
+            _as_int64(block.prices, "a price"),
+            _split(block.sizes),
+        )
+        at = 0
+        while at < len(are_clears):
+            code, at = kernel.levels(events, at, self._book, self._grid)
+            if code:
+                self._help(code, int(block.times_ns[at]))
+        num_cleared = int(np.count_nonzero(are_clears))
+        self._counts.levels_set += len(are_clears) - num_cleared
+        self._counts.cleared += num_cleared
 
     def finish(self) -> None:
         """The last update is whole."""
-        if self.grid.last_ns >= 0:
-            self._count_state()
+        if self._grid.now[_kernel().LAST_NS] >= 0:
+            _kernel().count_state(self._book, self._grid)
+            self._tell()
 
-    def _may_spoil(self, update: list[tuple[bool, bool, int, int]]) -> bool:
-        """Whether the book may be left without a market: rather said once too often."""
-        bids, asks = self._book.bids, self._book.asks
-        num_gone = sum(not size for *_, size in update)
-        if min(len(bids.keys), len(asks.keys)) <= num_gone or any(clear for clear, *_ in update):
-            return True
-        assert bids.best is not None
-        assert asks.best is not None
-        highest_bid = max(
-            [price for _, is_bid, price, size in update if is_bid and size], default=bids.best
-        )
-        lowest_ask = min(
-            [price for _, is_bid, price, size in update if size and not is_bid], default=asks.best
-        )
-        return max(highest_bid, bids.best) >= min(lowest_ask, asks.best)
+
+def _zeros(*shape: int) -> Int64Array:
+    return np.zeros(shape, np.int64)
+
+
+def _shown(words: npt.NDArray[np.uint64], kind: np.dtype[Any]) -> str:
+    """An id as the file has it."""
+    if kind == np.uint64:
+        return str(int(words[0]))
+    return words.tobytes().rstrip(b"\0").decode("utf-8", "replace")
+
+
+def _as_int64(numbers: list[int], what: str) -> Int64Array:
+    try:
+        return np.array(numbers, np.int64)
+    except OverflowError:
+        highest = max(numbers, key=abs)
+        raise TapeError(
+            "events of a book",
+            expected=f"{what} below {2**63 // UNITS:,}",
+            found=f"{highest // UNITS:,}",
+            fix="Leave the event out, or write the file in another unit",
+        ) from None
+
+
+def _split(sizes: list[int]) -> Int64Array:
+    """Billionths as whole units and the billionths beyond them."""
+    try:
+        whole, rest = np.divmod(np.array(sizes, np.int64), UNITS)
+    except OverflowError:
+        whole = _as_int64([size // UNITS for size in sizes], "a size in billionths")
+        rest = np.array([size % UNITS for size in sizes], np.int64)
+    return np.stack([whole, rest], axis=1)
+
+
+def _quotient(numbers: Int64Array, by: int) -> Float64Array:
+    """`numbers / by`, rounded once."""
+    quotients: Float64Array = numbers / by
+    are_far: BoolArray = np.abs(numbers) > _EXACT
+    if are_far.any():
+        quotients[are_far] = [number / by for number in numbers[are_far].tolist()]
+    return quotients
+
+
+def _in_units(sizes: Int64Array) -> Float64Array:
+    """Sums of whole units and of billionths `[…, 2]` as units `[…]`, rounded once."""
+    wholes = sizes[..., 0] + sizes[..., 1] // UNITS
+    billionths = sizes[..., 1] % UNITS
+    units: Float64Array = wholes.astype(np.float64)
+    rest = billionths > 0
+    if rest.any():
+        are_small = rest & (wholes < _EXACT // UNITS)
+        units[are_small] = (wholes[are_small] * UNITS + billionths[are_small]) / UNITS
+        large = rest & ~are_small
+        pairs = zip(wholes[large].tolist(), billionths[large].tolist(), strict=True)
+        units[large] = [(whole * UNITS + more) / UNITS for whole, more in pairs]
+    return units

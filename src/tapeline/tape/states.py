@@ -42,8 +42,8 @@ class StateGrid:
         self._rows: Rows | None = None
         self._carried: BookStates | TableRows | None = None
 
-    def open(self, rows: Rows) -> None:
-        """Begin a session: nothing is carried into it."""
+    def open(self, rows: Rows | None) -> None:
+        """Begin a session, None for what is outside all: nothing is carried into it."""
         self._rows, self._carried = rows, None
 
     def add(self, block: BookStates | TableRows) -> None:

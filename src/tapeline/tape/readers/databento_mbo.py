@@ -28,7 +28,6 @@ import numpy.typing as npt
 from tapeline.errors import TapeError
 from tapeline.session import BoolArray, Int64Array
 from tapeline.tape.blocks import CHANGED, CLEARED, CREATED, REDUCED, OrderEvents
-from tapeline.tape.book import UNITS
 from tapeline.tape.readers.databento_records import (
     MBO,
     UNDEFINED_PRICE,
@@ -49,6 +48,7 @@ _NOTHING, _UNKNOWN = -1, -2
 _KINDS: Final = {b"A": CREATED, b"M": CHANGED, b"C": REDUCED, b"R": CLEARED}
 _NO_CHANGE: Final = {b"T": "trades", b"F": "fills", b"N": "records without an action"}
 _MAX_EVENT: Final = 1_000_000
+_TOP_OF_BIDS, _TOP_OF_ASKS = np.uint64(2**64 - 1), np.uint64(2**64 - 2)  # ids of no order
 
 
 class OrderFlow:
@@ -102,20 +102,18 @@ class OrderFlow:
         kept &= self._can_be_followed(records, kinds)
         records, events, kinds = records[kept], events[kept], kinds[kept]
         are_bids = records["side"] == b"B"
-        ids = records["order_id"].astype("S20").tolist()
         are_tops = (records["flags"] & F_TOB > 0) & (kinds == CREATED)
-        for row in np.flatnonzero(are_tops).tolist():
-            ids[row] = b"top of the bids" if are_bids[row] else b"top of the asks"
-        are_last = np.append(np.diff(events) > 0, True)[: len(events)]
+        tops = np.where(are_bids, _TOP_OF_BIDS, _TOP_OF_ASKS)
+        sizes = records["size"].astype(np.int64)
         return OrderEvents(
             end_times_ns[events],
-            ids,
-            np.where(are_tops, CHANGED, kinds).tolist(),
-            are_bids.tolist(),
-            records["price"].tolist(),
-            (records["size"].astype(np.int64) * UNITS).tolist(),
-            (records["price"] != UNDEFINED_PRICE).tolist(),
-            are_last.tolist(),
+            np.where(are_tops, tops, records["order_id"]),
+            np.where(are_tops, CHANGED, kinds),
+            are_bids,
+            records["price"].astype(np.int64),
+            np.stack([sizes, np.zeros_like(sizes)], axis=1),
+            records["price"] != UNDEFINED_PRICE,
+            np.append(np.diff(events) > 0, True)[: len(events)],
         )
 
     def _known(self, flags: UInt8Array, kinds: Int64Array) -> tuple[Int64Array, BoolArray]:

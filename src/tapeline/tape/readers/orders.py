@@ -46,6 +46,9 @@ from tapeline.tape.readers.times import Times, TimeUnit
 COLUMNS: Final = ("id", "timestamp", "price", "volume", "action", "direction")
 _ACTIONS: Final = (b"created", b"changed", b"deleted")
 _SIDES: Final = (b"ask", b"bid")
+_MAX_ID_BYTES: Final = 64
+_MAX_PRICE: Final = 9_000_000_000
+_MAX_SIZE: Final = 10**15  # thousands of such orders at one price add up without overflow
 _NO_PRICE: Final = (999_999_999 * UNITS, 9_999_999_999 * UNITS)
 
 
@@ -179,27 +182,41 @@ class _Parser:
         have_price = (prices > 0).astype(bool) & ~np.isin(prices, _NO_PRICE)
         faults = _Faults()
         faults.add(pc.greater(pc.binary_length(ids), 0), "the id is missing")
+        too_long = f"the id is longer than {_MAX_ID_BYTES} bytes"
+        faults.add(pc.less_equal(pc.binary_length(ids), _MAX_ID_BYTES), too_long)
         faults.add(in_range, "the timestamp is no time from 1990 to 2100")
         faults.add(price_readable, "the price is no number of nine decimals or fewer")
         faults.add(size_readable, "the volume is no number of nine decimals or fewer")
         faults.add(~size_readable | (sizes >= 0), "the volume is negative")
+        faults.add(
+            ~size_readable | (sizes <= _MAX_SIZE * UNITS), f"the volume is above {_MAX_SIZE:,}"
+        )
+        faults.add(
+            ~have_price | (prices <= _MAX_PRICE * UNITS), f"the price is above {_MAX_PRICE:,}"
+        )
         faults.add(actions.is_valid(), "the action is none of created, changed and deleted")
         faults.add(sides.is_valid(), "the direction is neither bid nor ask")
         if self._tick is not None:
             faults.add(~have_price | (prices % self._tick == 0), "the price is off the tick")
         rows = np.flatnonzero(~faults.are_there)
-        prices = prices[rows]
+        prices, sizes, have_price = prices[rows], sizes[rows], have_price[rows]
         self._price_divisor = int(np.gcd.reduce(prices, initial=self._price_divisor))
         events = OrderEvents(
             times_ns[rows],
-            ids.take(rows).to_pylist(),
-            actions.take(rows).to_pylist(),
-            [side == 1 for side in sides.take(rows).to_pylist()],
-            prices.tolist(),
-            sizes[rows].tolist(),
-            have_price[rows].tolist(),
+            _ids(ids.take(rows)),
+            np.asarray(actions.take(rows), np.int64),
+            np.asarray(sides.take(rows)) == 1,
+            np.where(have_price, prices, 0).astype(np.int64),
+            np.stack([sizes // UNITS, sizes % UNITS], axis=1).astype(np.int64),
+            have_price,
         )
         return events, faults
+
+
+def _ids(column: pa.Array) -> npt.NDArray[np.bytes_]:
+    """The ids, with zeros behind them up to a multiple of eight bytes."""
+    longest = pc.max(pc.binary_length(column)).as_py() or 0
+    return np.array(column.to_pylist(), f"S{max(8, -8 * (-longest // 8))}")
 
 
 def _index_in(names: tuple[bytes, ...], column: pa.Array) -> pa.Array:
