@@ -1,6 +1,6 @@
 """What a run's numbers say: watchers over its metrics, and a triage of its ranks. Pure, no torch.
 
-Nothing here reads a file, a clock or a device: a `Snapshot` or an `Evidence` is handed in.
+Nothing here reads a file or a device: a `Snapshot` or an `Evidence` is handed in.
 """
 
 from tapeline.signals.evidence import (

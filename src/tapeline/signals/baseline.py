@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
@@ -56,6 +58,20 @@ def scores(
         medians.append(median)
     none = np.empty(0)
     return np.concatenate([none, *found]), np.concatenate([none, *medians])
+
+
+def medians(values: NDArray[np.float64], start: int) -> NDArray[np.float64]:
+    """For each of `values[start:]` the median of the `BASELINE` values before."""
+    assert start >= BASELINE, "there is a whole baseline before the first"
+    before = sliding_window_view(values[start - BASELINE : -1], BASELINE)
+    return np.concatenate(
+        [np.median(before[at : at + _AT_ONCE], axis=1) for at in range(0, len(before), _AT_ONCE)]
+    )
+
+
+def median_error(sigma: float, n: int) -> float:
+    """The standard error of the median of n normal values, `sigma sqrt(pi / 2n)`, for large n."""
+    return sigma * math.sqrt(math.pi / 2 / n)
 
 
 def noise(values: NDArray[np.float64]) -> float:

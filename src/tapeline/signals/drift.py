@@ -65,7 +65,8 @@ def memory_growth(snapshot: Snapshot, since: int = 0) -> Iterator[Finding]:
         series = _window(snapshot, name, since)
         if len(series) < _LEAST:
             continue
-        levels = np.array([np.median(part) for part in np.array_split(series.values, 4)])
+        # The least of each quarter: what is freed again now and then does not grow.
+        levels = np.array([part.min() for part in np.array_split(series.values, 4)])
         growth, each = levels[-1] - levels[0], np.diff(levels)
         if (
             (each <= 0).any()
@@ -73,7 +74,7 @@ def memory_growth(snapshot: Snapshot, since: int = 0) -> Iterator[Finding]:
             or each[-1] < _STILL_GROWING * growth / 3  # a warm-up levels off
         ):
             continue
-        # From the middle of the first quarter to that of the last lie three quarters.
+        # Of steady growth the least is the first, and from quarter to quarter lie three of them.
         rate = growth / (0.75 * (series.steps[-1] - series.steps[0]))
         yield Finding(
             "memory_growth",

@@ -21,7 +21,7 @@ from tapeline.signals.snapshot import Series, Snapshot
 _SPIKE_SIGMAS, _SPIKE_RATIO = 8.0, 1.5  # far out, and large enough to matter
 _JOIN_STEPS = 10  # spikes closer than this are one
 _AFTER_RESUME = 5  # steps in which a spike is the resume's
-_SHIFT_SIGMAS, _SHIFT_RATIO = 4.0, 1.1  # of their median
+_SHIFT_ERRORS, _SHIFT_RATIO = 4.0, 1.1  # of their median
 _FLAT_STEPS, _FLAT_SIGMAS = 200, 3.0
 _COLLAPSE_STEPS, _COLLAPSE_RATIO = 10, 1e-3
 _SAME_RATE = 1e-6
@@ -77,21 +77,26 @@ def gradient_spike(snapshot: Snapshot, since: int = 0) -> Iterator[Finding]:
 def gradient_collapse(snapshot: Snapshot, since: int = 0) -> Iterator[Finding]:
     """Gradients that are next to nothing, where before there were some."""
     series = snapshot["grad_norm"].finite()
-    if len(series) < BASELINE + _COLLAPSE_STEPS or series.steps[-1] <= since:
+    seen = int(np.searchsorted(series.steps, since, side="right"))
+    start = max(BASELINE, seen - _COLLAPSE_STEPS)
+    if len(series) < start + _COLLAPSE_STEPS:
         return
-    last = series[-_COLLAPSE_STEPS:]
-    now = float(np.median(last.values))
-    before = float(np.median(series.values[-_COLLAPSE_STEPS - BASELINE : -_COLLAPSE_STEPS]))
-    if before > 0 and now <= _COLLAPSE_RATIO * before:
-        yield Finding(
-            "gradient_collapse",
-            int(last.steps[0]),
-            int(last.steps[-1]),
-            f"gradient norm {now:.3g} over {_COLLAPSE_STEPS} steps, {before:.3g} before",
-            "saturated or dead units, a loss that no longer depends on the weights, or an "
-            "underflow in low precision",
-            "warning",
-        )
+    judged = series[start:]
+    before = baseline.medians(series.values, start)
+    low = (before > 0) & (judged.values <= _COLLAPSE_RATIO * before)
+    for part in _joined(judged, low):
+        steps = judged.steps[part]
+        if len(steps) >= _COLLAPSE_STEPS and steps[-1] > since:
+            yield Finding(
+                "gradient_collapse",
+                int(steps[0]),
+                int(steps[-1]),
+                f"gradient norm {np.median(judged.values[part]):.3g} from step {steps[0]} on, "
+                f"{before[part][0]:.3g} over the {BASELINE} before",
+                "saturated or dead units, a loss that no longer depends on the weights, or an "
+                "underflow in low precision",
+                "warning",
+            )
 
 
 def flat(snapshot: Snapshot, since: int = 0) -> Iterator[Finding]:
@@ -106,8 +111,7 @@ def flat(snapshot: Snapshot, since: int = 0) -> Iterator[Finding]:
     first, last = (
         float(np.median(part)) for part in (series.values[:quarter], series.values[-quarter:])
     )
-    # The median of n normal values has a standard error of 1.2533 sigma / sqrt(n).
-    error = 1.2533 * baseline.noise(series.values) * math.sqrt(2 / quarter)
+    error = math.sqrt(2) * baseline.median_error(baseline.noise(series.values), quarter)
     if first - last <= _FLAT_SIGMAS * error:
         yield Finding(
             "flat",
@@ -136,11 +140,11 @@ def resume_spike(snapshot: Snapshot, since: int = 0) -> Iterator[Finding]:
         scaled, least = baseline.scale(values)
         median, sigma = baseline.center(scaled[:BASELINE], least)
         usual, now = (float(np.median(part)) for part in np.split(values, [BASELINE]))
-        shift = (np.median(scaled[BASELINE:]) - median) / sigma
+        shift = np.median(scaled[BASELINE:]) - median
         peak = (scaled[BASELINE:].max() - median) / sigma
         shifted = (
             len(after) == _AFTER_RESUME
-            and shift > _SHIFT_SIGMAS
+            and shift > _SHIFT_ERRORS * baseline.median_error(sigma, _AFTER_RESUME)
             and now - usual > (_SHIFT_RATIO - 1) * abs(usual)
         )
         leapt = peak > _SPIKE_SIGMAS and _is_large(after.values.max(), usual)

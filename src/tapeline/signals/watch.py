@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from tapeline.clock import Clock, SystemClock
 from tapeline.errors import ConfigError
 from tapeline.signals import drift, learning
 from tapeline.signals.finding import Action, Finding
@@ -62,13 +63,17 @@ class Watch:
     """Watches one life of a run, at each logging interval.
 
     It keeps a bounded window of each metric, so that a look costs the same however long the run
-    is. What lasts is told once, and again only after it was away.
+    is. A look takes about as long as a step of a small model, so there is at most one in
+    `every_s`; values that aren't finite are found at once. What lasts is told once, and again
+    only after it was away.
 
     Args:
         history: the metrics of earlier lives, for the baselines across a resume.
         from_step: the steps done when this life began.
         schedule: as in `examine`.
         actions: as in `examine`.
+        every_s: seconds between two looks.
+        clock: for those seconds.
 
     Raises:
         ConfigError: an action for a watcher that there is not.
@@ -81,10 +86,15 @@ class Watch:
         from_step: int = 0,
         schedule: Schedule | None = None,
         actions: Mapping[str, Action] | None = None,
+        every_s: float = 1.0,
+        clock: Clock | None = None,
     ) -> None:
         self._schedule = schedule
         self._actions = dict(_checked(actions or {}))
-        self._since = from_step
+        self._every_ns = round(1e9 * every_s)
+        self._clock = clock or SystemClock()
+        self._looked_ns = self._clock.monotonic_ns()
+        self._taken = self._judged = from_step
         self._told: dict[str, int] = {}
         self._windows: dict[str, _Window] = {}
         self._resumes: tuple[int, ...] = ()
@@ -106,23 +116,39 @@ class Watch:
         """
         rows = {name: np.atleast_1d(np.asarray(v, np.float64)) for name, v in metrics.items()}
         longest = max((len(row) for row in rows.values()), default=0)
-        if step - longest < self._since:
+        if step - longest < self._taken:
             self._went_back(step - longest)
         for name, row in rows.items():
             self._window(name).extend(np.arange(step - len(row) + 1, step + 1), row)
-        snapshot = Snapshot(
-            {name: window.series() for name, window in self._windows.items()}, self._resumes
+        self._taken = step
+        if self._clock.monotonic_ns() - self._looked_ns >= self._every_ns:
+            return self.look()
+        if all(np.isfinite(row).all() for row in rows.values()):
+            return []
+        found = learning.non_finite(self._snapshot(), self._judged)
+        return self._new(_with_action(finding, self._actions) for finding in found)
+
+    def look(self) -> list[Finding]:
+        """What is new since the last look; for the end of a life, and before a checkpoint."""
+        found = examine(
+            self._snapshot(), since=self._judged, schedule=self._schedule, actions=self._actions
         )
-        found = examine(snapshot, since=self._since, schedule=self._schedule, actions=self._actions)
-        self._since = step
-        return [finding for finding in found if self._is_new(finding)]
+        self._judged, self._looked_ns = self._taken, self._clock.monotonic_ns()
+        return self._new(found)
+
+    def _snapshot(self) -> Snapshot:
+        series = {name: window.series() for name, window in self._windows.items()}
+        return Snapshot(series, self._resumes)
 
     def _went_back(self, step: int) -> None:
-        self._since = step
+        self._judged = min(self._judged, step)
         self._resumes = (*(r for r in self._resumes if r < step), step)[-2:]
         self._told = {name: told for name, told in self._told.items() if told <= step}
         for window in self._windows.values():
             window.cut(step)
+
+    def _new(self, found: Iterable[Finding]) -> list[Finding]:
+        return [finding for finding in found if self._is_new(finding)]
 
     def _is_new(self, finding: Finding) -> bool:
         told = self._told.get(finding.watcher)
