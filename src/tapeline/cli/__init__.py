@@ -16,6 +16,7 @@ from tapeline.cli.bench import bench
 from tapeline.cli.checkpoints import app as checkpoints
 from tapeline.cli.doctor import doctor
 from tapeline.cli.ingest import ingest
+from tapeline.cli.new import new
 from tapeline.cli.plans import app as plans
 from tapeline.cli.store import app as store
 from tapeline.cli.tours import demo, tutorial
@@ -30,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("new")(new)
 app.command("ingest")(ingest)
 app.add_typer(store, name="store")
 app.command("bench")(bench)
