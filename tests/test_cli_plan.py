@@ -185,3 +185,23 @@ def test_a_folder_that_is_no_run_is_refused(plan):
     code, _, err = plan("checkpoint", "--from-run", "nowhere")
     assert code == 2
     assert err.startswith("tapeline: nowhere: expected the folder of a run, with run.json")
+
+
+def test_spot_says_take_it_only_with_the_number_that_decides(plan, answer):
+    found = answer("spot")["model"]
+    assert found["take_spot"] is True
+    way = found["ways"][2]
+    assert way["spot"]["cost_per_useful_hour"] == pytest.approx(1 / way["spot"]["efficiency"])
+    assert plan("spot")[1].splitlines()[-1] == (
+        "Take spot (1.10 a useful hour against 2.63 on demand, 8 shards, asynchronous). It pays "
+        "while interruptions are 0.138 h or more apart on average, or its price stays below 2.38."
+    )
+    assert plan("spot", "--spot-price-per-hour", "2.4")[1].splitlines()[-1] == (
+        "Stay on demand (2.65 a useful hour against 2.63 on demand, 8 shards, asynchronous). Spot "
+        "would pay once interruptions are 4.97 h or more apart on average, or its price stays "
+        "below 2.38."
+    )
+    assert plan("spot", "--spot-price-per-hour", "3")[1].splitlines()[-1] == (
+        "Stay on demand: spot is no cheaper by the hour (3.31 a useful hour against 2.63 on "
+        "demand, 8 shards, asynchronous)."
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from tapeline.cli.plans.checkpoint import checkpoint
+from tapeline.cli.plans.spot import spot
 
 app = typer.Typer(
     help="Derive a number instead of guessing it, from what is given, measured or a stated "
@@ -12,3 +13,4 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command("checkpoint")(checkpoint)
+app.command("spot")(spot)

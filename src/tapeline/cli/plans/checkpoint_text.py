@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tapeline.cli.plans.frame import bill_cells
+from tapeline.cli.plans.frame import bill_cells, points
 
 if TYPE_CHECKING:
     from tapeline.plan.checkpoint import CheckpointPlan, MtbfRange, Strategy
@@ -248,8 +248,3 @@ def tier_notes(plan: TierPlan) -> list[str]:
         f"{len(plan.tiers)} tiers lose {points(plan.overhead)} of the time besides restarts; "
         f"{single}."
     ]
-
-
-def points(share: float) -> str:
-    """A share in percent to two decimals, where the third digit decides."""
-    return f"{100 * share:.2f} %"

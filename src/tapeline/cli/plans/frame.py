@@ -90,6 +90,11 @@ def bill_cells(bill: Bill | None) -> list[float | None]:
     return [bill.wall_hours, bill.cost] if bill else [None, None]
 
 
+def points(share: float) -> str:
+    """A share in percent to two decimals, where the third digit decides."""
+    return f"{100 * share:.2f} %"
+
+
 def _inputs_table(inputs: Inputs) -> Table:
     from tapeline.report import Table
 
