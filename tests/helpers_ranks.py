@@ -1,8 +1,15 @@
-"""Functions run on several ranks: gloo processes forked from a server that imported torch once."""
+"""Functions and commands on several ranks: processes forked from a server that imported once."""
 
+import contextlib
 import hashlib
+import json
 import multiprocessing
+import os
+import signal
+import socket
+import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
@@ -10,11 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tapeline.cli import main
 from tapeline.training.determinism import keyed_draws
 
 CPU = torch.device("cpu")
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tapeline.training", "tapeline.training.distribute"])
+_CONTEXT.set_forkserver_preload(["tapeline.cli", "tapeline.run", "torch.distributed.fsdp"])
+_LONGEST_S = 100  # a loaded machine is nobody's fault
 
 
 def on_ranks(world_size, function, *arguments):
@@ -62,6 +71,82 @@ def _rank(rank, world_size, folder, queue, function, arguments):
     except BaseException:
         result = _Failure(f"rank {rank} of {world_size}: {traceback.format_exc()}")
     queue.put((rank, result))
+
+
+class Command:
+    """`tapeline …` on several ranks, in the environment that torchrun gives each.
+
+    Without its agent, which ends all ranks soon after one: here each ends by itself.
+    """
+
+    def __init__(self, world_size, *argv, folder):
+        self._folder = Path(tempfile.mkdtemp(dir=folder))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        self.processes = [
+            _CONTEXT.Process(
+                target=_command, args=(rank, world_size, port, self._folder, list(map(str, argv)))
+            )
+            for rank in range(world_size)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def wait(self):
+        """The exit code of each rank."""
+        deadline = time.monotonic() + _LONGEST_S
+        for process in self.processes:
+            process.join(max(0, deadline - time.monotonic()))
+        codes = [process.exitcode for process in self.processes]
+        self.signal(signal.SIGKILL)
+        return codes
+
+    def done(self):
+        """What rank 0 printed as JSON, once all ranks have ended well."""
+        codes = self.wait()
+        assert set(codes) == {0}, (codes, [self.told(rank) for rank in range(len(codes))])
+        return json.loads((self._folder / "out-0").read_text())
+
+    def told(self, rank):
+        """What a rank said on standard error."""
+        return (self._folder / f"err-{rank}").read_text()
+
+    def when(self, condition):
+        """Return once it is true; it is an error if all ranks end before."""
+        deadline = time.monotonic() + _LONGEST_S
+        while not condition():
+            alive = any(process.is_alive() for process in self.processes)
+            assert alive and time.monotonic() < deadline, self.told(0)
+            time.sleep(0.005)
+
+    def signal(self, number, *ranks):
+        """Send a signal to some ranks, or to all."""
+        for rank in ranks or range(len(self.processes)):
+            if self.processes[rank].is_alive():
+                os.kill(self.processes[rank].pid, number)
+                if number == signal.SIGKILL:
+                    self.processes[rank].join()
+
+
+def _command(rank, world_size, port, folder, argv):
+    for name, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(folder / f"{name}-{rank}", os.O_WRONLY | os.O_CREAT), number)
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    sys.argv = ["tapeline", *argv]
+    sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1) for n in (1, 2))
+    try:
+        main()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(ValueError):
+                stream.flush()
 
 
 def sha256(*tensors):

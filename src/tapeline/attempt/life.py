@@ -113,6 +113,7 @@ def live(run: RunFolder, parts: Parts, progress: Progress | None, clock: Clock) 
         copies = Copies(tier, settings.durable_every, steps) if tier else None
         with copying(copies):
             life.train(copies)
+        parts.check_equal(state := parts.state(steps))
     except BaseException as error:
         how = _how(error)
         if writes:
@@ -123,8 +124,6 @@ def live(run: RunFolder, parts: Parts, progress: Progress | None, clock: Clock) 
         if how == "preempted":
             wait_for_all(world)  # a launcher kills the others as soon as one has gone
         raise
-    state = parts.state(steps)
-    parts.check_equal(state)
     if writes:
         taints.release()
         run.end_attempt(attempt, how="finished", step=steps, evidence="its last step was saved")

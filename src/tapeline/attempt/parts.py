@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from tapeline.checkpoint import State, capture_state, part_sha256, restore_state
@@ -18,7 +19,7 @@ from tapeline.training import Contract, Lanes, TrainStep, contract_of
 from tapeline.training.build import build_model, build_optimizer, check_output
 from tapeline.training.determinism import make_deterministic, seed_generators
 from tapeline.training.distribute import distribute
-from tapeline.training.ranks import device_of, from_first, unwrapped
+from tapeline.training.ranks import device_of, unwrapped
 from tapeline.training.step import warmup_then
 from tapeline.windows import (
     BatchSource,
@@ -192,20 +193,22 @@ class Parts:
         )
 
     def check_equal(self, state: State) -> None:
-        """Compare the end of a run under lanes with rank 0's; every rank must call it.
+        """Compare the end of a run under lanes over all ranks; each must call it.
 
         Raises:
-            TrainingError: this rank's is another.
+            TrainingError: some rank's is another than rank 0's; on every rank.
         """
         if not self.step.lanes or self.world.size == 1:
             return
-        here = part_sha256(state)
-        there = from_first(self.world, lambda: here)
-        if parted := [part for part in here if here[part] != there[part]]:
+        ends: list[Any] = [None] * self.world.size
+        dist.all_gather_object(ends, part_sha256(state))
+        parted = [rank for rank, end in enumerate(ends) if end != ends[0]]
+        if parted:
+            parts = [part for part in ends[0] if ends[parted[0]][part] != ends[0][part]]
             raise TrainingError(
-                f"rank {self.world.rank} of {self.world.size}",
+                f"rank {parted[0]} of {self.world.size}",
                 expected="the same bits as on rank 0 after the last step",
-                found=f"others in {', '.join(parted)}",
+                found=f"others in {', '.join(parts)}",
                 fix="Look for what the model keeps or draws outside torch; see `training/lanes.py`",
             )
 

@@ -56,7 +56,7 @@ def _lost_ranks_told(world: World) -> Iterator[None]:
         raise TrainingError(
             f"rank {world.rank} of {world.size}",
             expected="an answer from every other rank",
-            found=str(error).splitlines()[0],
+            found=str(error).splitlines()[0].partition("] ")[2].partition(". ")[0] or "none",
             fix="See which rank ended first and why; `tapeline resume` goes on with the run",
         ) from error
 
