@@ -19,6 +19,7 @@ from helpers_s3 import s3_server
 from tapeline.checkpoint import load_state, save_state, state_sha256
 from tapeline.checkpoint.drain import Copied, Drain
 from tapeline.checkpoint.durable import MARKER, DurableTier
+from tapeline.checkpoint.retain import Retention
 from tapeline.errors import CheckpointError
 from tapeline.testing import Crash, Fault, FaultyDisk, FaultyObjects
 
@@ -409,3 +410,114 @@ def test_a_folder_without_permission_is_told(tmp_path: Path, commits, monkeypatc
     with pytest.raises(CheckpointError, match="found Permission denied"):
         DurableTier(tmp_path / "far").copy(commits[0])
     assert DurableTier(tmp_path / "far").steps() == []
+
+
+def line_of_copies(folder: Path, metrics: dict[int, float | None]) -> list[Path]:
+    """Committed checkpoints of these steps, each with its metric."""
+    run, made = Run(seed=1), []
+    for step, metric in metrics.items():
+        state = run.train(step - run.num_steps).capture()
+        metadata = {**METADATA, "metric": metric}
+        made.append(save_state(folder / f"step-{step:08d}", state, metadata=metadata))
+    return made
+
+
+def test_copies_stay_for_ever_unless_a_rule_says_how_many(root: str, tmp_path: Path):
+    folders = line_of_copies(tmp_path / "run", {1: 0.5, 2: 0.9, 3: 0.8, 4: 0.7, 5: None})
+    tier = DurableTier(root)
+    for folder in folders:
+        tier.copy(folder)
+    tier.tag(2, "paper")
+    assert tier.retire() == []
+    assert tier.steps() == [5, 4, 3, 2, 1]
+    keeping = DurableTier(root, Retention(last=2, best=1))
+    assert keeping.retire() == [3]
+    assert keeping.retire() == []
+    assert keeping.steps() == [5, 4, 2, 1]
+    for step in keeping.steps():
+        keeping.verify(step)
+    filesystem, path = store_of(root)
+    filesystem.invalidate_cache()
+    assert not [name for name in filesystem.find(path) if "step-00000003" in name]
+
+
+def test_no_copy_goes_for_the_sake_of_one_that_does_not_read_back(root: str, tmp_path: Path):
+    first, second, third = line_of_copies(tmp_path / "run", {1: None, 2: None, 3: None})
+    tier = DurableTier(root, Retention(last=1))
+    tier.copy(first)
+    with faulty(root, Fault("bit_flip", 0, "*rank-0*")):
+        tier.copy(second)
+    with pytest.raises(CheckpointError, match=r"step-00000002/rank-0\.safetensors: expected"):
+        tier.retire()
+    assert tier.steps() == [2, 1]
+    assert tier.retire() == []  # the newest that counts is the first one now
+    tier.copy(third)
+    assert tier.retire() == [1, 2]
+    assert tier.verify(3)
+
+
+def test_a_deletion_cut_short_anywhere_leaves_whole_copies(root: str, tmp_path: Path):
+    folders = line_of_copies(tmp_path / "run", {1: None, 2: None, 3: None})
+
+    def filled() -> DurableTier:
+        tier = DurableTier(root, Retention(last=1))
+        for folder in folders:
+            tier.copy(folder)
+        return tier
+
+    tier = filled()
+    with faulty(root) as place:
+        assert tier.retire() == [1, 2]
+    count = len(place.operations)
+    assert count >= 4
+    for number in range(count):
+        empty(root)
+        tier = filled()
+        with faulty(root, Fault("crash", number)), contextlib.suppress(Crash, CheckpointError):
+            tier.retire()
+        left = DurableTier(root).steps()
+        assert left[0] == 3
+        for step in left:
+            tier.verify(step)
+        DurableTier(root, Retention(last=1)).retire()
+        assert DurableTier(root).steps() == [3]
+
+
+def test_copies_that_a_run_passed_over_push_nothing_out(tmp_path: Path):
+    first, second, third = line_of_copies(tmp_path / "run", {1: None, 2: None, 3: None})
+    tier = DurableTier(tmp_path / "far", Retention(last=1))
+    tier.copy(first)
+    tier.copy(third)
+    tier.resumed_from(1)
+    tier.copy(second)
+    assert tier.retire() == [1]
+    assert tier.steps() == [3, 2]
+    tier.copy(third)  # done again, with the same bits
+    assert tier.retire() == [2]
+
+
+def test_the_drain_keeps_to_the_rule(tmp_path: Path):
+    folders = line_of_copies(tmp_path / "run", {1: None, 2: None, 3: None})
+    tier = DurableTier(tmp_path / "far", Retention(last=2))
+    with Drain(tier, lambda _: None) as drain:
+        for folder in folders:
+            drain.submit(folder)
+    assert tier.steps() == [3, 2]
+    assert sorted(path.name for path in (tmp_path / "far").iterdir()) == [
+        "step-00000002",
+        "step-00000003",
+    ]
+
+
+def test_a_copy_that_goes_while_it_is_tagged_is_told(tmp_path: Path, commits, monkeypatch):
+    tier = DurableTier(tmp_path / "far")
+    tier.copy(commits[0])
+    really = tier._tags.add
+
+    def add(tag, fields):
+        really(tag, fields)
+        shutil.rmtree(tmp_path / "far" / "step-00000001")
+
+    monkeypatch.setattr(tier._tags, "add", add)
+    with pytest.raises(CheckpointError, match="expected a marker, found none"):
+        tier.tag(1, "late")

@@ -25,8 +25,9 @@ class Copied:
 class Drain:
     """Copies in a thread, one after the other, in the order of `submit`; the loop never waits.
 
-    A copy that fails is not tried again by itself: the next checkpoint comes soon. The thread
-    ends with the process, `close` aside: what is half copied then has no marker.
+    After each copy those that the tier's rule doesn't keep are deleted. A copy that fails is not
+    tried again by itself: the next checkpoint comes soon. The thread ends with the process,
+    `close` aside: what is half copied then has no marker.
 
     Args:
         tier: where to.
@@ -78,6 +79,7 @@ class Drain:
         while (folder := self._queue.get()) is not None:
             try:
                 self._on_copied(Copied(folder, self._tier.copy(folder)))
+                self._tier.retire()
             except BaseException as error:
                 with self._lock:
                     self._failures.append(error)

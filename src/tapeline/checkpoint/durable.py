@@ -1,7 +1,8 @@
 """The durable tier: copies of committed checkpoints that outlive the machine.
 
-Covers: copying a commit to a path or an object store, verifying it there, fetching it back, tags.
-Does not cover which checkpoints to copy, copying behind the loop (`drain`), nor deleting copies.
+Covers: copying a commit to a path or an object store, verifying it there, fetching it back, tags,
+and deleting copies by a rule. Does not cover which checkpoints to copy, nor copying behind the
+loop (`drain`).
 
     <root>/step-00001000/<the files of the commit>   put first
     <root>/step-00001000/durable.json                the marker: put last, and only once
@@ -11,6 +12,10 @@ Without its marker there is no copy: an object store can't rename, so a copy tha
 recognised by what it lacks. The marker holds the sha256 of every file and the commit's metadata
 (configuration, code, data). A copy is never overwritten: where a crash made a run save a step
 again, the same content is no news and other content is an error.
+
+Copies stay for ever, unless a rule says how many do. Then too the newest, the best and the tagged
+stay, and nothing goes before the newest was read back. The marker goes first, so that a deletion
+that is cut short leaves no damaged copy behind.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +34,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tapeline.checkpoint.commit import MANIFEST, read_manifest, verify
 from tapeline.checkpoint.place import place_at
+from tapeline.checkpoint.retain import Held, Retention, to_delete
+from tapeline.checkpoint.shelf import METRIC
 from tapeline.checkpoint.tags import Tags
 from tapeline.errors import CheckpointError
 from tapeline.files import atomic_folder, canonical_json
@@ -82,15 +90,28 @@ class DurableTier:
 
     Args:
         root: a path, or a URL that fsspec knows, such as `s3://bucket/runs/name`.
+        keep: the rule for the copies that stay; None: all of them.
 
     Raises:
         CheckpointError: nothing can open such a URL. Every method: the place can't be reached,
             read or written.
     """
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, keep: Retention | None = None) -> None:
         self._place = place_at(root)
         self._tags = Tags(self._place)
+        self._keep = keep
+        self._damaged: set[int] = set()
+        self._copied: set[int] = set()
+        self._first = math.inf
+
+    def resumed_from(self, step: int) -> None:
+        """Note that the run goes on from here: later copies that are there were passed over.
+
+        They push nothing out, until their steps are done and copied again.
+        """
+        self._first = step
+        self._copied.clear()
 
     def copy(self, folder: Path) -> Marker:
         """Copy a committed checkpoint; a copy that is there already, of equal content, stays.
@@ -101,35 +122,8 @@ class DurableTier:
             CheckpointError: the checkpoint is damaged or goes meanwhile, a file didn't arrive
                 whole, or the copy that is there has other content (both hashes are told).
         """
-        marker = _describe(folder)
-        name = _name(marker.step)
-        if (there := self._existing(marker)) is not None:
-            return there
-        for file in marker.files:
-            try:
-                self._place.put(f"{name}/{file}", folder / file)
-            except FileNotFoundError:
-                raise CheckpointError(
-                    folder / file,
-                    expected="a checkpoint that stays while it is copied",
-                    found="nothing: it was deleted meanwhile",
-                    fix="Keep checkpoints from being deleted before they are copied",
-                ) from None
-        arrived = self._place.sizes(name)
-        for file, entry in marker.files.items():
-            if arrived.get(f"{name}/{file}") != entry.bytes:
-                raise CheckpointError(
-                    f"{self._place}/{name}/{file}",
-                    expected=f"{entry.bytes:,} bytes",
-                    found=f"{arrived.get(f'{name}/{file}', 0):,} after the copy",
-                    fix="Copy it again",
-                )
-        try:
-            self._place.put_once(f"{name}/{MARKER}", marker.render())
-        except FileExistsError:  # somebody copied at the same time
-            there = self._existing(marker)
-            assert there is not None, "a copy is never deleted here"
-            return there
+        marker = self._put(_describe(folder), folder)
+        self._copied.add(marker.step)
         return marker
 
     def marker(self, step: int) -> Marker:
@@ -205,10 +199,81 @@ class DurableTier:
         """
         self._tags.check(tag)
         self._tags.add(tag, {"step": step, "content_sha256": self.marker(step).content_sha256})
+        self.marker(step)  # a run may have deleted it between the two
 
     def tags(self) -> dict[str, int]:
         """Every tag with the step of its copy."""
         return self._tags.steps()
+
+    def held(self) -> list[Held]:
+        """What a retention rule weighs; markers are read, and no other byte."""
+        tags = self.tags()
+        found = []
+        for step in self.steps():
+            names = frozenset(tag for tag, tagged in tags.items() if tagged == step)
+            try:
+                metric = self.marker(step).metadata.get(METRIC)
+            except CheckpointError:
+                found.append(Held(step, verified=False, tags=names))
+                continue
+            counts = step <= self._first or step in self._copied
+            found.append(Held(step, counts and step not in self._damaged, metric, names))
+        return found
+
+    def retire(self) -> list[int]:
+        """Delete the copies that the rule doesn't keep; returns their steps.
+
+        Raises:
+            CheckpointError: the newest copy doesn't read back as it was; nothing was deleted, and
+                from then on it doesn't count.
+        """
+        if self._keep is None:
+            return []
+        held = self.held()
+        steps = to_delete(held, self._keep)
+        if steps:
+            newest = max(one.step for one in held if one.verified)
+            try:
+                self.verify(newest)
+            except CheckpointError:
+                self._damaged.add(newest)
+                raise
+        for step in steps:
+            name = _name(step)
+            self._place.remove([f"{name}/{MARKER}"])
+            self._place.remove(self._place.sizes(name))
+        return steps
+
+    def _put(self, marker: Marker, folder: Path) -> Marker:
+        name = _name(marker.step)
+        if (there := self._existing(marker)) is not None:
+            return there
+        for file in marker.files:
+            try:
+                self._place.put(f"{name}/{file}", folder / file)
+            except FileNotFoundError:
+                raise CheckpointError(
+                    folder / file,
+                    expected="a checkpoint that stays while it is copied",
+                    found="nothing: it was deleted meanwhile",
+                    fix="Keep checkpoints from being deleted before they are copied",
+                ) from None
+        arrived = self._place.sizes(name)
+        for file, entry in marker.files.items():
+            if arrived.get(f"{name}/{file}") != entry.bytes:
+                raise CheckpointError(
+                    f"{self._place}/{name}/{file}",
+                    expected=f"{entry.bytes:,} bytes",
+                    found=f"{arrived.get(f'{name}/{file}', 0):,} after the copy",
+                    fix="Copy it again",
+                )
+        try:
+            self._place.put_once(f"{name}/{MARKER}", marker.render())
+        except FileExistsError:  # somebody copied at the same time
+            there = self._existing(marker)
+            assert there is not None, "what was just there is the newest or not old"
+            return there
+        return marker
 
     def _marker(self, step: int) -> Marker | None:
         """The marker of a step, itself checked byte by byte; None if there is none."""

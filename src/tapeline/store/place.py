@@ -39,8 +39,8 @@ class Place(ABC):
         """Whether there is a file of that name."""
 
     @abstractmethod
-    def sizes(self) -> dict[str, int]:
-        """Name and bytes of every file; empty if there is no such place."""
+    def sizes(self, below: str = "") -> dict[str, int]:
+        """Name and bytes of every file, or of those in the folder `below`; empty without one."""
 
     @abstractmethod
     def write(self, files: Mapping[str, bytes]) -> None:
@@ -106,10 +106,10 @@ class Folder(Place):
         """Ask the file system."""
         return (self._path / name).is_file()
 
-    def sizes(self) -> dict[str, int]:
+    def sizes(self, below: str = "") -> dict[str, int]:
         """Walk the folder; what another process deletes meanwhile isn't there."""
         found: dict[str, int] = {}
-        for folder, _, names in os.walk(self._path):
+        for folder, _, names in os.walk(self._path / below):
             for path in (Path(folder, name) for name in names):
                 with contextlib.suppress(FileNotFoundError):
                     found[path.relative_to(self._path).as_posix()] = path.stat().st_size
@@ -185,7 +185,7 @@ class Remote(Place):
         self._url = url
         fsspec = import_extra("fsspec")
         try:
-            self._fs, self._prefix = fsspec.url_to_fs(url)
+            self.fs, self.prefix = fsspec.url_to_fs(url)
         except ImportError as error:
             raise _missing_extra(str(error)) from None
         except ValueError as error:
@@ -212,7 +212,7 @@ class Remote(Place):
     def read(self, names: list[str]) -> list[bytes]:
         """Read all at once."""
         with self._told("objects that can be read"):
-            found = self._fs.cat_ranges(self._paths(names), None, None, on_error="return")
+            found = self.fs.cat_ranges(self._paths(names), None, None, on_error="return")
             for one in found:
                 if isinstance(one, Exception):
                     raise one
@@ -221,27 +221,27 @@ class Remote(Place):
     def has(self, name: str) -> bool:
         """Ask the backend."""
         with self._told("objects that can be listed"):
-            self._fs.invalidate_cache()
+            self.fs.invalidate_cache()
             try:  # not `isfile`, which says no when the server is gone
-                return bool(self._fs.info(f"{self._prefix}/{name}")["type"] == "file")
+                return bool(self.fs.info(self.path(name))["type"] == "file")
             except FileNotFoundError:
                 return False
 
-    def sizes(self) -> dict[str, int]:
+    def sizes(self, below: str = "") -> dict[str, int]:
         """List the prefix, past any listing kept from before."""
         with self._told("objects that can be listed"):
-            self._fs.invalidate_cache()
+            self.fs.invalidate_cache()
             try:
-                found: dict[str, Any] = self._fs.find(self._prefix, detail=True)
+                found: dict[str, Any] = self.fs.find(self.path(below).rstrip("/"), detail=True)
             except FileNotFoundError:
                 return {}
-            start = len(self._prefix) + 1
+            start = len(self.prefix) + 1
             return {path[start:]: int(info["size"]) for path, info in found.items()}
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Put all at once."""
         with self._told("a place that can be written to"):
-            self._fs.pipe(dict(zip(self._paths(files), files.values(), strict=True)))
+            self.fs.pipe(dict(zip(self._paths(files), files.values(), strict=True)))
 
     def sync(self, names: Iterable[str]) -> None:
         """An object that is put is durable."""
@@ -256,7 +256,7 @@ class Remote(Place):
         if not paths:
             return
         with self._told("objects that can be deleted"), contextlib.suppress(FileNotFoundError):
-            self._fs.rm(paths)
+            self.fs.rm(paths)
 
     def clean(self, keep: Collection[str], prefixes: tuple[str, ...]) -> None:
         """Nothing: without a lock these may be of another writer, who is about to commit."""
@@ -268,8 +268,12 @@ class Remote(Place):
     def check_writable(self) -> None:
         """Only writing tells."""
 
+    def path(self, name: str) -> str:
+        """What the backend calls a file."""
+        return f"{self.prefix}/{name}"
+
     def _paths(self, names: Iterable[str]) -> list[str]:
-        return [f"{self._prefix}/{name}" for name in names]
+        return [self.path(name) for name in names]
 
     @contextlib.contextmanager
     def _told(self, expected: str) -> Iterator[None]:
@@ -278,13 +282,18 @@ class Remote(Place):
         except FileNotFoundError:
             raise
         except Exception as error:  # every backend has exceptions of its own
-            said = str(error).strip() or type(error).__name__
             raise StoreError(
                 self._url,
                 expected=expected,
-                found=f"{type(error).__name__}: {said.splitlines()[0]}",
+                found=said_by(error),
                 fix="Check the address, the credentials and the network, then start again",
             ) from error
+
+
+def said_by(error: Exception) -> str:
+    """An error of a backend in one line."""
+    said = str(error).strip() or type(error).__name__
+    return f"{type(error).__name__}: {said.splitlines()[0]}"
 
 
 def is_url(root: Root) -> bool:
