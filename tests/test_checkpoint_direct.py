@@ -27,7 +27,7 @@ def content(size: int) -> tuple[torch.Tensor, bytes]:
 
 def write(path: Path, memory: torch.Tensor, size: int) -> str:
     with path.open("xb") as stream:
-        return write_hashed(stream.fileno(), memory, size)
+        return write_hashed(stream.fileno(), memory, size).whole
 
 
 @pytest.fixture(params=["direct", "refused", "short"])

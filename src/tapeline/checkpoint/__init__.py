@@ -1,19 +1,20 @@
 """Checkpoints: all state of a run, committed whole, verified before use."""
 
 from tapeline.checkpoint.checkpointer import Checkpointer
-from tapeline.checkpoint.commit import Manifest, read_manifest, verify
+from tapeline.checkpoint.commit import read_manifest, verify
 from tapeline.checkpoint.load import load_checkpoint, load_state
+from tapeline.checkpoint.manifest import Manifest
+from tapeline.checkpoint.restore import restore_model, restore_state
 from tapeline.checkpoint.save import save_checkpoint, save_state
 from tapeline.checkpoint.shelf import Entry, Loaded, Newest, Shelf, Skipped
 from tapeline.checkpoint.state import (
     State,
     capture_state,
     part_sha256,
-    restore_model,
-    restore_state,
     state_sha256,
 )
 from tapeline.checkpoint.stats import SaveStats
+from tapeline.checkpoint.votes import Ranks
 
 __all__ = [
     "Checkpointer",
@@ -21,6 +22,7 @@ __all__ = [
     "Loaded",
     "Manifest",
     "Newest",
+    "Ranks",
     "SaveStats",
     "Shelf",
     "Skipped",

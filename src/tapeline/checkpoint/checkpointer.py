@@ -1,8 +1,8 @@
 """The checkpoints of one run: a folder of `step-<number>` folders.
 
 Covers: saving in the loop or behind it with the last few kept, finding the newest one that
-verifies, and an account of what was skipped and why. Does not cover two processes that save into
-one folder at a time.
+verifies, and an account of what was skipped and why. Does not cover processes that save into one
+folder at a time without agreeing (`ranks`).
 
 A small state is written while the loop waits: that costs less than any detour. A larger one is
 copied while the loop waits, then written, flushed, committed, read back and followed by the
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,12 +25,15 @@ from tapeline.checkpoint.commit import Source
 from tapeline.checkpoint.direct import LARGE_BYTES
 from tapeline.checkpoint.drain import Drain
 from tapeline.checkpoint.encoding import Layout, encode
+from tapeline.checkpoint.joint import About, Division, commit_together
+from tapeline.checkpoint.manifest import Manifest
 from tapeline.checkpoint.retain import Retention
 from tapeline.checkpoint.save import commit_source, disk_errors_told
 from tapeline.checkpoint.shelf import Entry, Loaded, Newest, Shelf
 from tapeline.checkpoint.snapshot import Image, Snapshot
 from tapeline.checkpoint.state import State
 from tapeline.checkpoint.stats import Counters, SaveStats
+from tapeline.checkpoint.votes import Ranks
 from tapeline.clock import Clock, SystemClock
 from tapeline.errors import CheckpointError
 
@@ -51,6 +54,9 @@ class Checkpointer:
         when_busy: what a save does that finds one in flight, "wait" or "skip".
         background_from_bytes: states of this size or more are written in the background.
         drain: where saves that ask for it are copied on to; what waits there is not deleted.
+        ranks: those that save together, each what it holds, into a folder that all share. Every
+            rank then calls `save`, `check`, `wait`, `load` and `close` at the same places, and
+            they succeed or raise on all alike.
 
     Raises:
         CheckpointError: `keep` is below 1, or `when_busy` is neither.
@@ -66,6 +72,7 @@ class Checkpointer:
         when_busy: Literal["wait", "skip"] = "wait",
         background_from_bytes: int = LARGE_BYTES,
         drain: Drain | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         if isinstance(keep, int) and keep < 1:
             raise CheckpointError(
@@ -86,6 +93,9 @@ class Checkpointer:
         self._when_busy = when_busy
         self._background_from_bytes = background_from_bytes
         self._drain = drain
+        self._ranks = ranks or Ranks.alone()
+        self._division = Division(self._ranks)
+        self._in_flight = False  # agreed by the ranks, while each thread ends at its own time
         self._snapshot = Snapshot()
         self._write = Background("checkpoint write")
         self._deletion = Background("checkpoint deletion")
@@ -105,8 +115,8 @@ class Checkpointer:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is being written in the background."""
-        return self._write.busy
+        """Whether a save is being written in the background; equal on all ranks."""
+        return self._in_flight if self._ranks.size > 1 else self._write.busy
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies, or would."""
@@ -148,41 +158,40 @@ class Checkpointer:
         """
         with self._blocked():
             self.check()
-            if self._write.busy:
+            if self.busy:
                 if self._when_busy == "skip":
                     self._counters.add(skips=1)
                     return None
                 self._counters.add(waits=1)
             self._finish()
+            self._in_flight = False
             self._write.raise_failure()
-            self._refuse_going_back(state.step)
-            layout = Layout.of(state)
-            told = {**self._metadata, **(metadata or {})}
-            if layout.num_bytes < self._background_from_bytes or not self._has_room(layout):
-                leftovers = self._commit(state.step, encode(state, layout), told, durable)
+            part = self._part_of(state)
+            layout = Layout.of(part)
+            about = About(state.step, self._clock.wall_ns(), {**self._metadata, **(metadata or {})})
+
+            def commit(source: Source) -> list[Path]:
+                return self._commit(part, layout, source, about, durable)
+
+            if self._goes_behind(layout):
+                self._write_behind(part, layout, commit)
+            else:
+                leftovers = commit(encode(part, layout))
                 if leftovers:  # freeing blocks can take longer than the save
                     self._deletion.start(lambda: _delete(leftovers))
-            else:
-                image = self._snapshot.take(state, layout)
-                step, started_ns = state.step, self._clock.monotonic_ns()
-
-                def write() -> None:
-                    try:
-                        _delete(self._commit(step, image, told, durable))
-                        self._counters.add(background_saves=1)
-                    finally:
-                        self._counters.add(background_s=self._seconds_since(started_ns))
-
-                self._write.start(write)
         return self._shelf.path(state.step)
 
     def check(self) -> None:
         """Raise the failure of a save in the background, once; to be called between two steps.
 
+        Among ranks it takes a vote while one is in flight, so that all raise after the same step.
+
         Raises:
             CheckpointError: it failed. The checkpoints before it stay, and saving can go on.
         """
-        if not self._write.busy:
+        if self._in_flight:
+            self._in_flight = any(self._ranks.loop.gather(self._write.busy))
+        if not self.busy:
             self._write.raise_failure()
 
     def wait(self) -> None:
@@ -193,6 +202,7 @@ class Checkpointer:
         """
         with self._blocked():
             self._finish()
+            self._in_flight = False
             self._write.raise_failure()
 
     def close(self) -> None:
@@ -215,18 +225,24 @@ class Checkpointer:
         self._finish()
         return self._shelf.newest()
 
-    def load(self, *, expect: Mapping[str, Any] | None = None) -> Loaded:
+    def load(self, *, expect: Mapping[str, Any] | None = None, like: State | None = None) -> Loaded:
         """The state of the newest checkpoint that verifies; damaged newer ones are passed over.
+
+        All ranks take the same one: the newest of which every rank can read what it needs.
 
         Args:
             expect: metadata that its manifest must hold. A difference is not passed over: an
                 older checkpoint of the folder would hide that the newest is of another run.
+            like: a state captured from the objects that this one is for. Where they hold parts
+                of tensors, only these parts are read, whatever the number of ranks was that
+                saved. Without it, each rank reads all.
 
         Raises:
             CheckpointError: there is none, none verifies, or the metadata differs.
         """
         self._finish()
-        return self._shelf.load(expect or {})
+        self._in_flight = False
+        return self._shelf.load(expect or {}, like=like, ranks=self._ranks)
 
     def entries(self) -> list[Entry]:
         """The committed checkpoints, newest first; those without a readable manifest are left out.
@@ -235,6 +251,18 @@ class Checkpointer:
         """
         self._finish()
         return self._shelf.entries()
+
+    def _part_of(self, state: State) -> State:
+        """What this process writes of a state."""
+
+        def refuse_going_back() -> None:
+            if self._ranks.rank == 0:
+                self._refuse_going_back(state.step)
+
+        if self._ranks.size > 1:
+            return self._division.part_of(state, refuse_going_back)
+        refuse_going_back()
+        return state
 
     def _refuse_going_back(self, step: int) -> None:
         shelf = self._shelf
@@ -246,6 +274,29 @@ class Checkpointer:
                 found=f"step {max(later)} here already",
                 fix="Resume from the newest checkpoint, or save into another folder",
             )
+
+    def _goes_behind(self, layout: Layout) -> bool:
+        """Whether the save is written in the background, on all ranks alike."""
+        gather = self._ranks.loop.gather
+        large = any(gather(layout.num_bytes >= self._background_from_bytes))
+        return large and all(gather(self._has_room(layout)))
+
+    def _write_behind(
+        self, part: State, layout: Layout, commit: Callable[[Source], list[Path]]
+    ) -> None:
+        images: list[Image] = []
+        self._ranks.loop.vote(lambda: images.append(self._snapshot.take(part, layout)))
+        started_ns = self._clock.monotonic_ns()
+
+        def write() -> None:
+            try:
+                _delete(commit(images.pop()))
+                self._counters.add(background_saves=1)
+            finally:
+                self._counters.add(background_s=self._seconds_since(started_ns))
+
+        self._in_flight = self._ranks.size > 1
+        self._write.start(write)
 
     def _has_room(self, layout: Layout) -> bool:
         lacking = self._snapshot.lacks_bytes(layout)
@@ -259,22 +310,37 @@ class Checkpointer:
         return not lacking
 
     def _commit(
-        self, step: int, source: Source, metadata: Mapping[str, Any], durable: bool
+        self, part: State, layout: Layout, source: Source, about: About, durable: bool
     ) -> list[Path]:
         """Write, commit and verify one checkpoint; returns the folders that can be deleted now."""
-        shelf, path = self._shelf, self._shelf.path(step)
-        shelf.doubt(step)
+        shelf, path = self._shelf, self._shelf.path(about.step)
+        shelf.doubt(about.step)
+        leftovers: list[Path] = []
+
+        def settle(manifest: Manifest) -> None:
+            shelf.trust(manifest)
+            if self._drain and durable:
+                self._drain.submit(path)
+            with disk_errors_told(path):
+                in_use = self._drain.pending if self._drain else ()
+                leftovers.extend(shelf.retire(self._retention, in_use))
+
+        if self._ranks.size > 1:
+            written = commit_together(self._ranks, path, part, layout, source, about, settle)
+            self._counters.add(saves=1, bytes_written=written)
+            return leftovers
         manifest = commit_source(
-            path, source, step=step, created_ns=self._clock.wall_ns(), metadata=metadata
+            path,
+            source,
+            step=about.step,
+            created_ns=about.created_ns,
+            metadata=about.metadata,
         )
         self._counters.add(saves=1, bytes_written=manifest.total_bytes)
         if isinstance(source, Image):
-            shelf.verify(step)  # it went past the cache, so this asks the disk
-        shelf.trust(manifest)
-        if self._drain and durable:
-            self._drain.submit(path)
-        with disk_errors_told(path):
-            return shelf.retire(self._retention, self._drain.pending if self._drain else ())
+            shelf.verify(about.step)  # it went past the cache, so this asks the disk
+        settle(manifest)
+        return leftovers
 
     def _finish(self) -> None:
         self._write.wait()

@@ -2,7 +2,7 @@
 
 Covers: writing data files and the manifest that names them with size and hash, as a new folder
 or in place of the commit that a folder holds, and reading back with every byte checked. Does not
-cover what the files hold, nor two writers in one folder at a time.
+cover what the files hold, nor two writers in one folder at a time that don't agree (`joint`).
 
     a new folder                               in place of a commit
     make a folder aside                        choose data names that nothing uses
@@ -29,60 +29,32 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 
 import torch
-import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from tapeline.checkpoint.direct import hash_file, read_hashed, write_hashed
+from tapeline.checkpoint.direct import Hashes, hash_file, read_hashed, write_hashed
+from tapeline.checkpoint.manifest import (
+    FORMAT,
+    SELF_HASH,
+    VERSION,
+    FileEntry,
+    Manifest,
+    hash_of,
+    text_of,
+)
 from tapeline.checkpoint.snapshot import Image
 from tapeline.errors import CheckpointError
-from tapeline.files import ASIDE, aside, canonical_json, fsync_folder
+from tapeline.files import ASIDE, aside, fsync_folder
 
 MANIFEST = "manifest.json"
-_FORMAT: Final = "tapeline checkpoint"
-_VERSION: Final = 1
-_SELF_HASH = "manifest_xxh3_128"
 # Also the only names that are ever deleted from a commit's folder, beside what is `.aside-`.
 _DATA_NAME = re.compile(r"rank-\d+(\.\d+)?\.safetensors")
 _USE_ANOTHER = "Use another checkpoint"
 
 Source: TypeAlias = Iterable[bytes | memoryview] | Image  # the content of a data file
 T = TypeVar("T")
-
-
-class FileEntry(BaseModel):
-    """What a manifest says about one data file."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    bytes: Annotated[int, Field(ge=0)]
-    xxh3_128: str
-
-
-class Manifest(BaseModel):
-    """What a commit consists of and what it belongs to."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    format: Literal["tapeline checkpoint"] = _FORMAT
-    version: Literal[1] = _VERSION
-    step: Annotated[int, Field(ge=0)]
-    created_ns: int
-    files: dict[str, FileEntry]
-    metadata: dict[str, Any]
-
-    def render(self) -> str:
-        """The text of `manifest.json`: the fields and a hash over them."""
-        fields = self.model_dump()
-        fields[_SELF_HASH] = _hash_of(fields)
-        return _text_of(fields)
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of all data files."""
-        return sum(entry.bytes for entry in self.files.values())
 
 
 def write_commit(
@@ -105,7 +77,7 @@ def write_commit(
     def manifest_of(entries: dict[str, FileEntry]) -> Manifest:
         return Manifest(step=step, created_ns=created_ns, files=entries, metadata=dict(metadata))
 
-    if folder.is_dir() and any(folder.iterdir()):
+    if is_occupied(folder):
         return _replace(folder, files, manifest_of)
     fresh = aside(folder)
     try:
@@ -144,37 +116,37 @@ def read_manifest(folder: Path) -> Manifest:
             fix=_USE_ANOTHER,
         ) from error
     except OSError as error:
-        raise _unreadable(path, "a manifest", error) from error
+        raise unreadable(path, "a manifest", error) from error
     try:
         fields = json.loads(raw)
     except ValueError as error:
-        raise _damaged(path, "JSON", f"what can't be parsed ({error})") from error
-    if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
-        raise _damaged(path, f'"format": "{_FORMAT}"', "something else")
-    if fields.get("version") != _VERSION:
+        raise damaged(path, "JSON", f"what can't be parsed ({error})") from error
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise damaged(path, f'"format": "{FORMAT}"', "something else")
+    if fields.get("version") != VERSION:
         raise CheckpointError(
             path,
-            expected=f"version {_VERSION}",
+            expected=f"version {VERSION}",
             found=f"version {fields.get('version')}",
             fix="Read it with the release of tapeline that wrote it",
         )
-    claimed = fields.pop(_SELF_HASH, None)
+    claimed = fields.pop(SELF_HASH, None)
     try:
-        actual = _hash_of(fields)
+        actual = hash_of(fields)
     except ValueError as error:  # a digit that became an `e` can make a number infinite
-        raise _damaged(path, "finite numbers", f"what can't be written again ({error})") from error
+        raise damaged(path, "finite numbers", f"what can't be written again ({error})") from error
     # The text is compared, hash and all: JSON leaves room for bytes that don't change the fields.
-    if _text_of({**fields, _SELF_HASH: actual}).encode() != raw:
-        raise _damaged(path, f"content with hash {claimed}", f"hash {actual} or stray bytes")
+    if text_of({**fields, SELF_HASH: actual}).encode() != raw:
+        raise damaged(path, f"content with hash {claimed}", f"hash {actual} or stray bytes")
     try:
         manifest = Manifest.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise _damaged(path, f"a valid {place}", first["msg"]) from error
+        raise damaged(path, f"a valid {place}", first["msg"]) from error
     for name in manifest.files:
         if not _DATA_NAME.fullmatch(name):
-            raise _damaged(path, "names of data files in this folder", repr(name))
+            raise damaged(path, "names of data files in this folder", repr(name))
     return manifest
 
 
@@ -195,8 +167,17 @@ def verify(folder: Path) -> Manifest:
     """
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():
-        _checked(folder / name, entry, lambda path, size: (None, hash_file(path, size)))
+        check_file(folder / name, entry)
     return manifest
+
+
+def check_file(path: Path, entry: FileEntry) -> None:
+    """Check every byte of a data file, in bounded memory.
+
+    Raises:
+        CheckpointError: it is missing, cut short, changed or unreadable.
+    """
+    _checked(path, entry, lambda path, size: (None, hash_file(path, size)))
 
 
 def check_metadata(folder: Path, manifest: Manifest, expect: Mapping[str, Any]) -> None:
@@ -227,20 +208,84 @@ def is_foreign(folder: Path) -> bool:
     return False
 
 
+def is_occupied(folder: Path) -> bool:
+    """Whether a commit to `folder` takes the place of something."""
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def unused(folder: Path, names: list[str]) -> list[str]:
+    """Names for data files in place of `names`, none of which the folder uses."""
+    taken = {file.name for file in folder.iterdir()}
+    for number in itertools.count(1):
+        stored = [f"{n}.{number}.{s}" if number > 1 else f"{n}.{s}" for n, s in _split(names)]
+        if taken.isdisjoint(stored):
+            return stored
+    raise AssertionError("unreachable: the count doesn't end")
+
+
+def delete_unnamed(folder: Path) -> None:
+    """Delete what the manifest now in place doesn't name; without a readable one, nothing."""
+    try:
+        named = read_manifest(folder).files
+    except CheckpointError:
+        return
+    for file in folder.iterdir():
+        left_over = _DATA_NAME.fullmatch(file.name) or file.name.startswith(ASIDE)
+        if left_over and file.name not in named:
+            file.unlink()
+
+
+def put_file(folder: Path, name: str, source: Source) -> FileEntry:
+    """Write one data file of a commit by several, and put it and its name on the disk.
+
+    Raises:
+        OSError: the disk is full or fails.
+        CheckpointError: what was written past the cache doesn't read back.
+    """
+    path = folder / name
+    with path.open("xb") as stream:
+        entry = _write_file(stream, source)
+        os.fsync(stream.fileno())
+    fsync_folder(folder)
+    if isinstance(source, Image):
+        check_file(path, entry)
+    return entry
+
+
+def put_manifest(attempt: Path, folder: Path, manifest: Manifest) -> None:
+    """Commit as `folder` what lies in `attempt`: that folder itself, or one to be renamed to it.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    written = aside(folder / MANIFEST) if attempt == folder else attempt / MANIFEST
+    with written.open("xb") as stream:
+        stream.write(manifest.render().encode())
+        stream.flush()
+        os.fsync(stream.fileno())
+    fsync_folder(attempt)
+    if attempt == folder:
+        written.replace(folder / MANIFEST)
+        fsync_folder(folder)
+        delete_unnamed(folder)
+    else:
+        attempt.rename(folder)
+        fsync_folder(folder.parent)
+
+
 def _replace(
     folder: Path,
     files: Mapping[str, Source],
     manifest_of: Callable[[dict[str, FileEntry]], Manifest],
 ) -> Manifest:
-    taken = {file.name for file in folder.iterdir()}
-    stored = dict(zip(_unused(list(files), taken), files.values(), strict=True))
+    stored = dict(zip(unused(folder, list(files)), files.values(), strict=True))
     written = aside(folder / MANIFEST)
     try:
         manifest = _write_all(folder, stored, written.name, manifest_of)
         written.replace(folder / MANIFEST)
         fsync_folder(folder)
     finally:
-        _delete_unnamed(folder)
+        delete_unnamed(folder)
     return manifest
 
 
@@ -272,40 +317,18 @@ def _write_all(
 def _write_file(stream: IO[bytes], source: Source) -> FileEntry:
     if isinstance(source, Image):
         source.wait()
-        digest = write_hashed(stream.fileno(), source.memory, source.num_bytes)
-        return FileEntry(bytes=source.num_bytes, xxh3_128=digest)
-    hashed = xxhash.xxh3_128()
-    size = 0
-    for chunk in source:
-        stream.write(chunk)
-        hashed.update(chunk)
-        size += len(chunk)
-    stream.flush()
-    return FileEntry(bytes=size, xxh3_128=hashed.hexdigest())
-
-
-def _unused(names: list[str], taken: set[str]) -> list[str]:
-    for number in itertools.count(1):
-        stored = [f"{n}.{number}.{s}" if number > 1 else f"{n}.{s}" for n, s in _split(names)]
-        if taken.isdisjoint(stored):
-            return stored
-    raise AssertionError("unreachable: the count doesn't end")
+        hashes = write_hashed(stream.fileno(), source.memory, source.num_bytes)
+    else:
+        hashes = Hashes()
+        for chunk in source:
+            stream.write(chunk)
+            hashes.update(chunk)
+        stream.flush()
+    return FileEntry(bytes=hashes.num_bytes, xxh3_128=hashes.whole, blocks_xxh3_128=hashes.blocks())
 
 
 def _split(names: list[str]) -> list[tuple[str, str]]:
     return [(Path(name).stem, Path(name).suffix[1:]) for name in names]
-
-
-def _delete_unnamed(folder: Path) -> None:
-    """Delete what the manifest now in place doesn't name; without a readable one, nothing."""
-    try:
-        named = read_manifest(folder).files
-    except CheckpointError:
-        return
-    for file in folder.iterdir():
-        left_over = _DATA_NAME.fullmatch(file.name) or file.name.startswith(ASIDE)
-        if left_over and file.name not in named:
-            file.unlink()
 
 
 def _checked(path: Path, entry: FileEntry, read: Callable[[Path, int], tuple[T, str]]) -> T:
@@ -313,29 +336,23 @@ def _checked(path: Path, entry: FileEntry, read: Callable[[Path, int], tuple[T, 
     try:
         size = path.stat().st_size
         if size != entry.bytes:
-            raise _damaged(path, f"{entry.bytes:,} bytes", f"{size:,}")
+            raise damaged(path, f"{entry.bytes:,} bytes", f"{size:,}")
         content, digest = read(path, size)
     except OSError as error:
-        raise _unreadable(path, expected, error) from error
+        raise unreadable(path, expected, error) from error
     if digest != entry.xxh3_128:
-        raise _damaged(path, f"content with xxh3-128 {entry.xxh3_128}", digest)
+        raise damaged(path, f"content with xxh3-128 {entry.xxh3_128}", digest)
     return content
 
 
-def _unreadable(path: Path, expected: str, error: OSError) -> CheckpointError:
+def unreadable(path: Path, expected: str, error: OSError) -> CheckpointError:
+    """The error for what the operating system doesn't give."""
     found = "nothing" if isinstance(error, FileNotFoundError) else f"an error ({error.strerror})"
     return CheckpointError(path, expected=expected, found=found, fix=_USE_ANOTHER)
 
 
-def _damaged(path: Path, expected: str, found: str) -> CheckpointError:
+def damaged(path: Path, expected: str, found: str) -> CheckpointError:
+    """The error for what is not as it was written."""
     return CheckpointError(
         path, expected=expected, found=found, fix=f"It is damaged. {_USE_ANOTHER}"
     )
-
-
-def _hash_of(fields: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(canonical_json(fields).encode())
-
-
-def _text_of(fields: Mapping[str, Any]) -> str:
-    return json.dumps(fields, indent=1, sort_keys=True, allow_nan=False) + "\n"

@@ -24,7 +24,7 @@ from tapeline.files import canonical_json
 
 _METADATA = "__metadata__"
 _VALUES = "tapeline_values"
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +78,82 @@ def decode(data: torch.Tensor) -> State:
         ValueError: these aren't bytes that `encode` makes.
     """
     raw = data.numpy().data
-    start = 8 + int.from_bytes(raw[:8], "little")
-    if len(raw) < 8 or start > len(raw):
+    start = body_start(bytes(raw[:8]), len(raw))
+    header = Header.parse(bytes(raw[8:start]), start, len(raw))
+    tensors = {
+        name: data[place.start : place.end].view(place.dtype).view(place.shape)
+        for name, place in header.places.items()
+    }
+    return State(tensors, header.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor stands in a file: from byte `start` to `end`."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a file: the values of a state, and where its tensors stand."""
+
+    values: dict[str, Any]
+    places: dict[str, Place]
+
+    @classmethod
+    def parse(cls, text: bytes, start: int, num_bytes: int) -> Header:
+        """Read a header.
+
+        Args:
+            text: its JSON.
+            start: of the tensors, in bytes from the file's beginning.
+            num_bytes: size of the file.
+
+        Raises:
+            ValueError: these aren't bytes that `encode` makes.
+        """
+        fields = json.loads(text)
+        try:
+            values = json.loads(fields.pop(_METADATA)[_VALUES])
+            places = {name: _place(start, num_bytes, **field) for name, field in fields.items()}
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"another header ({type(error).__name__}: {error})") from error
+        if not isinstance(values, dict):
+            raise ValueError("no values in the header")
+        return cls(values, places)
+
+
+def body_start(first: bytes, num_bytes: int) -> int:
+    """Where the tensors begin in a file of `num_bytes`, from its first eight bytes.
+
+    Raises:
+        ValueError: beyond its end.
+    """
+    start = 8 + int.from_bytes(first, "little")
+    if len(first) < 8 or start > num_bytes:
         raise ValueError("a header that is longer than the file")
-    fields = json.loads(bytes(raw[8:start]))
-    try:
-        values = json.loads(fields.pop(_METADATA)[_VALUES])
-        tensors = {name: _view(data[start:], **field) for name, field in fields.items()}
-    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"another header ({type(error).__name__}: {error})") from error
-    if not isinstance(values, dict):
-        raise ValueError("no values in the header")
-    return State(tensors, values)
+    return start
 
 
 def _alignment(num_bytes: int) -> int:
     return min(ALIGNMENT_BYTES, num_bytes & -num_bytes) if num_bytes else ALIGNMENT_BYTES
 
 
-def _view(
-    body: torch.Tensor, *, dtype: str, shape: list[int], data_offsets: list[int]
-) -> torch.Tensor:
-    start, end = data_offsets
-    kind = _DTYPES[dtype]
-    if not 0 <= start <= end <= len(body) or end - start != math.prod(shape) * kind.itemsize:
-        raise ValueError(f"a tensor of shape {shape} at bytes {start} to {end} of {len(body)}")
-    return body[start:end].view(kind).view(shape)
+def _place(
+    start: int, num_bytes: int, *, dtype: str, shape: list[int], data_offsets: list[int]
+) -> Place:
+    first, end = data_offsets
+    kind = DTYPES[dtype]
+    if (
+        not 0 <= first <= end <= num_bytes - start
+        or not isinstance(shape, list)
+        or min(shape, default=0) < 0
+        or end - first != math.prod(shape) * kind.itemsize
+    ):
+        length = num_bytes - start
+        raise ValueError(f"a tensor of shape {shape} at bytes {first} to {end} of {length}")
+    return Place(kind, shape, start + first, start + end)

@@ -1,22 +1,39 @@
 """From a committed folder to a state, with every byte checked before it is used.
 
-Covers: checkpoints written by one process. Nothing here unpickles, so a file from elsewhere can
-be refused but can't run anything.
+Covers: checkpoints written by one process or by several ranks, read by any number of either: each
+reads its own share, or all. Nothing here unpickles, so a file from elsewhere can be refused but
+can't run anything.
+
+What each rank has for itself (the generators, and whatever else differed from rank 0's when it
+was saved) goes back to the rank of that number. On another number of ranks, generators that were
+equal everywhere are so again, and otherwise a new rank keeps its own; buffers are rank 0's; a
+sampler, a scheduler or an extra part that differed can't be restored, which `restore_state` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from tapeline.checkpoint.assemble import Source, assembled
 from tapeline.checkpoint.commit import check_metadata, read_file, read_manifest
-from tapeline.checkpoint.encoding import decode
-from tapeline.checkpoint.state import PARTS, State, restore_state
+from tapeline.checkpoint.encoding import Header, body_start, decode
+from tapeline.checkpoint.generators import capture_generators
+from tapeline.checkpoint.manifest import Manifest, RankEntry
+from tapeline.checkpoint.ranges import CheckedFile
+from tapeline.checkpoint.restore import restore_state
+from tapeline.checkpoint.state import OF_RANKS, PARTS, RANK_PARTS, State
+from tapeline.checkpoint.tree import Flattener, references
 from tapeline.errors import CheckpointError
+from tapeline.world import World
+
+_ALONE = World()
+_GENERATORS = "generators"
 
 
 def load_checkpoint(
@@ -41,12 +58,21 @@ def load_checkpoint(
     return state.step
 
 
-def load_state(path: str | Path, *, expect: Mapping[str, Any] | None = None) -> State:
-    """The state in the folder `path`, on the CPU. Its tensors are views of one piece of memory.
+def load_state(
+    path: str | Path,
+    *,
+    expect: Mapping[str, Any] | None = None,
+    like: State | None = None,
+    world: World = _ALONE,
+) -> State:
+    """The state in the folder `path`, on the CPU.
 
     Args:
         path: the folder of a checkpoint.
         expect: metadata that must stand in the manifest, e.g. `{"data_fingerprint": …}`.
+        like: a state captured from the objects that this one is for. Where they hold parts of
+            tensors, only these parts are read. Without it, all of every tensor is.
+        world: which rank of how many this is.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or its metadata differs.
@@ -54,19 +80,83 @@ def load_state(path: str | Path, *, expect: Mapping[str, Any] | None = None) -> 
     folder = Path(path)
     manifest = read_manifest(folder)
     check_metadata(folder, manifest, expect or {})
-    if len(manifest.files) != 1:
+    if len(manifest.files) != 1 and not manifest.ranks:
         raise _not_ours(folder, f"{len(manifest.files)} data files")
-    ((name, entry),) = manifest.files.items()
-    data = read_file(folder, name, entry)
     try:
-        state = decode(data)
-    except ValueError as error:
-        raise _not_ours(folder / name, str(error)) from error
+        if manifest.ranks or world.size > 1 or (like and like.shares):
+            state = _share(folder, manifest, like, world)
+        else:
+            state = _whole(folder, manifest)
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError) as error:
+        raise _not_ours(folder, str(error)) from error
     if state.values.keys() != PARTS:
         raise _not_ours(folder, f"parts {sorted(state.values)}")
     if state.step != manifest.step:
         raise _not_ours(folder, f"step {state.step} beside {manifest.step} in the manifest")
     return state
+
+
+def _whole(folder: Path, manifest: Manifest) -> State:
+    """All of a file, whose tensors stay views of the one piece of memory it is read into."""
+    ((name, entry),) = manifest.files.items()
+    return decode(read_file(folder, name, entry))
+
+
+def _share(folder: Path, manifest: Manifest, like: State | None, world: World) -> State:
+    """What one rank needs of a commit."""
+    files = {name: CheckedFile(folder / name, entry) for name, entry in manifest.files.items()}
+    ranks = manifest.ranks or [RankEntry(file=next(iter(files)), parts=[])]
+    base = _stored(files, ranks[0], sorted(PARTS))
+    values, sources = base.values, base.sources
+    if 0 < world.rank < len(ranks):
+        same_world = len(ranks) == world.size
+        parts = [p for p in ranks[world.rank].parts if same_world or p == _GENERATORS]
+        own = _stored(files, ranks[world.rank], parts)
+        values, sources = {**values, **own.values}, {**sources, **own.sources}
+    kept = _for_another_world(values, ranks, world) if len(ranks) != world.size else {}
+    split = {name: Source.of_split(entry) for name, entry in manifest.split.items()}
+    needed = {n: split.get(n) or sources[n] for n in references(values) if n not in kept}
+    tensors, shares = assembled(needed, files, like.shares if like else {})
+    return State({**tensors, **kept}, values, shares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What one rank wrote of some parts of its state."""
+
+    values: dict[str, Any]
+    sources: dict[str, Source]
+
+
+def _stored(files: Mapping[str, CheckedFile], rank: RankEntry, parts: list[str]) -> _Stored:
+    if not parts or rank.file is None:
+        return _Stored({}, {})
+    file = files[rank.file]
+    start = body_start(file.read(0, min(8, file.num_bytes)), file.num_bytes)
+    header = Header.parse(file.read(8, start - 8), start, file.num_bytes)
+    places = {n: place for n, place in header.places.items() if n.split("/")[0] in parts}
+    return _Stored(
+        {part: header.values[part] for part in parts},
+        {name: Source.of_place(place, rank.file) for name, place in places.items()},
+    )
+
+
+def _for_another_world(
+    values: dict[str, Any], ranks: list[RankEntry], world: World
+) -> dict[str, torch.Tensor]:
+    """Put into `values` what a rank has of its own where it isn't the rank of the save.
+
+    Returns:
+        The tensors that it keeps.
+    """
+    differing = {part for rank in ranks[1:] for part in rank.parts}
+    values |= {part: {OF_RANKS: len(ranks)} for part in RANK_PARTS if part in differing}
+    kept = Flattener()
+    if world.rank >= len(ranks) and (_GENERATORS in differing or len(ranks) == 1):
+        values[_GENERATORS] = kept.flatten(capture_generators(), _GENERATORS)
+    return kept.tensors
 
 
 def _not_ours(path: Path, found: str) -> CheckpointError:

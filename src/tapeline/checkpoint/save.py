@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tapeline.checkpoint.commit import Manifest, Source, is_foreign, write_commit
+from tapeline.checkpoint.commit import Source, is_foreign, write_commit
 from tapeline.checkpoint.encoding import Layout, encode
+from tapeline.checkpoint.manifest import Manifest
 from tapeline.checkpoint.state import State, capture_state
 from tapeline.clock import Clock, SystemClock
 from tapeline.errors import CheckpointError
@@ -85,12 +86,7 @@ def commit_source(
     """Commit the bytes of a state's file to the folder `path`; see `save_checkpoint`."""
     folder = Path(path).absolute()
     with disk_errors_told(folder):
-        if folder.exists() and not folder.is_dir():
-            raise _occupied(folder, "a file")
-        if not folder.is_dir():
-            _make_durably(folder.parent)
-        elif is_foreign(folder):
-            raise _occupied(folder, "a folder with other files")
+        prepare(folder)
         manifest = write_commit(
             folder,
             {"rank-0.safetensors": source},
@@ -98,8 +94,23 @@ def commit_source(
             created_ns=created_ns,
             metadata=metadata,
         )
-        _sweep(folder)
+        sweep(folder)
     return manifest
+
+
+def prepare(folder: Path) -> None:
+    """See that a checkpoint can be committed as `folder`, and that there is a folder above it.
+
+    Raises:
+        CheckpointError: something else is there.
+        OSError: the disk is full or fails.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise _occupied(folder, "a file")
+    if not folder.is_dir():
+        _make_durably(folder.parent)
+    elif is_foreign(folder):
+        raise _occupied(folder, "a folder with other files")
 
 
 @contextlib.contextmanager
@@ -124,7 +135,7 @@ def _make_durably(folder: Path) -> None:
         fsync_folder(folder.parent)
 
 
-def _sweep(folder: Path) -> None:
+def sweep(folder: Path) -> None:
     """Delete what saves to this path left beside it when they died."""
     for leftover in folder.parent.iterdir():
         if leftover.name.startswith(f"{ASIDE}{folder.name}."):

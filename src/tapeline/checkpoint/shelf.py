@@ -12,17 +12,21 @@ import re
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tapeline.checkpoint.commit import Manifest, check_metadata, read_manifest, verify
+from tapeline.checkpoint.commit import check_metadata, read_manifest, verify
 from tapeline.checkpoint.load import load_state
+from tapeline.checkpoint.manifest import Manifest, hash_of
 from tapeline.checkpoint.place import place_at
 from tapeline.checkpoint.retain import Held, Retention, to_delete
 from tapeline.checkpoint.state import State
 from tapeline.checkpoint.tags import Tags
+from tapeline.checkpoint.votes import Ranks
 from tapeline.errors import CheckpointError
 from tapeline.files import ASIDE, aside
+from tapeline.world import World
 
 METRIC = "metric"  # in a manifest's metadata: what "best" compares
 _STEP_NAME = re.compile(r"step-(\d{8,})")
@@ -159,36 +163,60 @@ class Shelf:
                 return Newest(self.path(step), tuple(skipped))
         return Newest(None, tuple(skipped))
 
-    def load_step(self, step: int) -> State:
-        """The state of one checkpoint, every byte checked.
+    def load_step(
+        self, step: int, *, like: State | None = None, ranks: Ranks | None = None
+    ) -> State:
+        """The state of one checkpoint, every byte of it checked; `like` as in `load_state`.
+
+        Each rank reads for itself: whether all could is for the caller to agree.
 
         Raises:
             CheckpointError: it is damaged.
         """
         manifest = self.manifest(step)
-        state = load_state(self.path(step))
-        with self._lock:
-            self._verified[step] = manifest
+        world = World(ranks.rank, ranks.size) if ranks else World()
+        state = load_state(self.path(step), like=like, world=world)
+        if not manifest.ranks and world.size == 1 and not state.shares:  # all of it was read
+            with self._lock:
+                self._verified[step] = manifest
         return state
 
-    def load(self, expect: Mapping[str, Any]) -> Loaded:
-        """The state of the newest checkpoint that verifies; damaged newer ones are passed over.
+    def load(
+        self, expect: Mapping[str, Any], *, like: State | None = None, ranks: Ranks | None = None
+    ) -> Loaded:
+        """The state of the newest checkpoint that every rank can read; newer ones passed over.
 
         Raises:
             CheckpointError: there is none, none verifies, or the metadata differs from `expect`.
         """
+        ranks = ranks or Ranks.alone()
+        seen = ranks.loop.gather(self.steps())
         skipped: list[Skipped] = []
-        for step in self.steps():
+        for step in sorted(set().union(*seen), reverse=True):
             path = self.path(step)
-            try:
-                manifest = self.manifest(step)
-                state = self.load_step(step)
-            except CheckpointError as error:
-                skipped.append(Skipped(path, str(error)))
-                continue
-            check_metadata(path, manifest, expect)
-            return Loaded(state, path, tuple(skipped))
+            found: list[tuple[State, Manifest]] = []
+            poll = ranks.loop.poll(partial(self._read, step, like, ranks, found))
+            if poll.failure:
+                skipped.append(Skipped(path, str(poll.failure)))
+            elif len(set(poll.answers)) > 1:
+                skipped.append(Skipped(path, f"{path}: the ranks see different checkpoints."))
+            else:
+                ((state, manifest),) = found
+                ranks.loop.vote(partial(check_metadata, path, manifest, expect))
+                return Loaded(state, path, tuple(skipped))
         raise nothing_usable(self.folder, skipped)
+
+    def _read(
+        self,
+        step: int,
+        like: State | None,
+        ranks: Ranks,
+        found: list[tuple[State, Manifest]],
+    ) -> str:
+        """Read a checkpoint into `found`; returns what must be equal on all ranks."""
+        manifest = self.manifest(step)
+        found.append((self.load_step(step, like=like, ranks=ranks), manifest))
+        return hash_of(manifest.model_dump())
 
     def entries(self) -> list[Entry]:
         """The committed checkpoints, newest first; those without a readable manifest left out."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from tapeline.checkpoint.sharded import Share, is_split, share_of
 from tapeline.errors import CheckpointError
 
 Json: TypeAlias = Any  # None, bool, int, float, str, and lists and str-keyed dicts of these
@@ -45,11 +46,19 @@ DTYPE_NAMES = {  # what the safetensors format can hold
 class Flattener:
     """Collects the tensors of several trees under names that are paths into them.
 
-    The tensors are detached, not copied: they share memory with what they were taken from.
+    The tensors are detached, not copied: they share memory with what they were taken from. Of a
+    DTensor it is the part that this rank holds.
+
+    Attributes:
+        tensors: what was found.
+        shares: which part it is, for each DTensor.
+        split: these DTensors themselves.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self.shares: dict[str, Share] = {}
+        self.split: dict[str, Any] = {}
         self._names_by_memory: dict[tuple[object, ...], str] = {}
 
     def flatten(self, value: Any, name: str) -> Json:
@@ -93,7 +102,17 @@ class Flattener:
         ]
         return {"$counter" if isinstance(value, Counter) else "$items": pairs}
 
-    def _add(self, tensor: torch.Tensor, name: str) -> str:
+    def _add(self, tensor: Any, name: str) -> str:
+        if not is_split(tensor):
+            return self._add_dense(tensor, name, None)
+        share = share_of(tensor)
+        first = self._add_dense(tensor.to_local(), name, share)
+        if first == name:
+            self.shares[name] = share
+            self.split[name] = tensor
+        return first
+
+    def _add_dense(self, tensor: torch.Tensor, name: str, share: Share | None) -> str:
         unsupported = (
             f"a tensor of layout {tensor.layout}"
             if tensor.layout is not torch.strided
@@ -110,15 +129,17 @@ class Flattener:
                 found=unsupported,
                 fix="Convert it, or leave it out of the state",
             )
-        if tensor.numel() == 0:
+        if tensor.numel() == 0 and share is None:
             self.tensors[name] = tensor
             return name
         memory = (
             tensor.device,
-            tensor.data_ptr(),
+            # An empty part has no address, but what is tied on one rank is tied on all.
+            tensor.data_ptr() if tensor.numel() else tensor.untyped_storage()._cdata,
             tensor.dtype,
             tuple(tensor.shape),
             tensor.stride(),
+            share,
         )
         first = self._names_by_memory.setdefault(memory, name)
         self.tensors.setdefault(first, tensor)
@@ -146,6 +167,19 @@ def unflatten(value: Json, tensor: Callable[[str], torch.Tensor]) -> Any:
                 pairs = {unflatten(k, tensor): unflatten(v, tensor) for k, v in inner}
                 return pairs if mark == "$items" else Counter(pairs)
     return {key: unflatten(item, tensor) for key, item in value.items()}
+
+
+def references(value: Json) -> Iterator[str]:
+    """The names of all tensors that flattened state refers to, tied ones more than once."""
+    if isinstance(value, list):
+        for item in value:
+            yield from references(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if key in ("$tensor", "$array"):
+                yield item
+            else:
+                yield from references(item)
 
 
 def _escape(key: str) -> str:
