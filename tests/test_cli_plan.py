@@ -205,3 +205,29 @@ def test_spot_says_take_it_only_with_the_number_that_decides(plan, answer):
         "Stay on demand: spot is no cheaper by the hour (3.31 a useful hour against 2.63 on "
         "demand, 8 shards, asynchronous)."
     )
+
+
+def test_accelerator_gives_no_percentage_of_an_unknown_device(plan, answer):
+    code, out, _ = plan("accelerator", "--flops-per-step", "1e9", "--device", "cpu")
+    assert code == 0
+    assert out.splitlines()[-1] == "No share of the peak: cpu isn't in the table."
+    assert "makes a step 1.44 × faster" in out
+    found = answer("accelerator", "--flops-per-step", "1e9", "--device", "NVIDIA L4")["model"]
+    assert found["peak_share"] == pytest.approx(1e9 / 1.91e-3 / 121e12)
+
+
+def test_memory_against_a_device_names_the_data_sheet(plan, answer):
+    found = answer("memory", "--device", "h200-sxm")
+    assert found["inputs"]["memory_gb"] == {
+        "value": 141.0,
+        "source": "printed",
+        "detail": "NVIDIA H200, NVIDIA H200 data sheet, 2024",
+    }
+    assert found["model"]["shard_over"] == 2
+    code, out, _ = plan("memory", "--activation-gb", "90")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("No sharding helps: activations and one layer alone")
+    assert plan("memory", "--parameters", "1000")[1].splitlines()[-1].startswith("It fits on one")
+    code, _, err = plan("memory", "--device", "toaster")
+    assert code == 2
+    assert err.endswith(", found toaster. Give --memory-gb in its place.\n")

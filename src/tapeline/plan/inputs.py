@@ -70,17 +70,19 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run recorded, by the names of the quantities.
+    """What a run recorded, or a document prints, by the names of the quantities.
 
     Attributes:
-        run: the run's folder, as it was given.
+        run: the run's folder, as it was given, or what the document is about.
         numbers: each with how it was measured, such as "median of the last saves".
         missing: why a number that a run can have is not there, such as "no save was timed".
+        source: "measured", or "printed" by a data sheet.
     """
 
     run: str
     numbers: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
+    source: str = "measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Inputs:
             TapelineError: it is out of range, or there is none of the three.
         """
         number, source, detail = self._found(quantity, given)
-        where = quantity.option if source != "measured" else f"{detail}: {quantity.name}"
+        where = quantity.option if source in ("given", "default") else f"{detail}: {quantity.name}"
         number = float(quantity.checked(number, where))
         self.values[quantity.name] = Value(quantity.name, number, source, detail)
         return number
@@ -132,7 +134,7 @@ class Inputs:
         if self.measured:
             if quantity.name in self.measured.numbers:
                 number, how = self.measured.numbers[quantity.name]
-                return number, "measured", f"{self.measured.run}, {how}"
+                return number, self.measured.source, f"{self.measured.run}, {how}"
             if quantity.name in self.measured.missing:
                 detail = f"{self.measured.run}: {self.measured.missing[quantity.name]}"
         if quantity.default is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from tapeline.cli.plans.accelerator import accelerator
 from tapeline.cli.plans.checkpoint import checkpoint
+from tapeline.cli.plans.memory import memory
 from tapeline.cli.plans.spot import spot
 
 app = typer.Typer(
@@ -14,3 +16,5 @@ app = typer.Typer(
 )
 app.command("checkpoint")(checkpoint)
 app.command("spot")(spot)
+app.command("accelerator")(accelerator)
+app.command("memory")(memory)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Number = tuple[float, str]
 _S_PER_HOUR = 3600.0
+_NS_PER_MS, _NS_PER_MINUTE = 1e6, 60e9
 
 
 def measured(run: Path | None) -> Measured | None:
@@ -36,6 +37,7 @@ def measured(run: Path | None) -> Measured | None:
     numbers: dict[str, Number] = {}
     missing: dict[str, str] = {}
     for found, names, why in (
+        (_stepping(run), _STEPPING, "it has no ledger"),
         (_saving(decisions), _SAVING, "saves weren't timed (checkpoint.every isn't auto)"),
         (_failing(folder.attempts()), _FAILING, "no life of the run has a recorded end"),
     ):
@@ -44,8 +46,49 @@ def measured(run: Path | None) -> Measured | None:
     return Measured(str(run), numbers, missing)
 
 
+_STEPPING = ("data_ms", "compute_ms", "restart_minutes")
 _SAVING = ("checkpoint_seconds", "async_fraction", "write_slowdown")
 _FAILING = ("failures", "exposure_hours")
+
+
+def device_of(run: Path) -> str:
+    """What the run's record says that it was trained on."""
+    from tapeline.clock import SystemClock
+    from tapeline.runs import RunFolder
+
+    record = RunFolder(run, SystemClock()).record()
+    return str(record.get("machine", {}).get("device", "unknown"))
+
+
+def _stepping(run: Path) -> dict[str, Number]:
+    """What the ledger says of a step, over all ranks, and of a start."""
+    from tapeline.ledger import account_of
+
+    if not (run / "ledger").is_dir():
+        return {}
+    account = account_of(run)
+    spent, steps = account.job.phases_ns, account.job.kept_steps + account.job.redone_steps
+    found: dict[str, Number] = {}
+    if steps:
+        how = f"mean over {steps} steps in the ledger"
+        found["data_ms"] = ((spent["data"] + spent["transfer"]) / steps / _NS_PER_MS, how)
+        found["compute_ms"] = (
+            (spent["compute"] + spent["communication"]) / steps / _NS_PER_MS,
+            how,
+        )
+    starts = [life for rank in account.ranks for life in rank.lives[1:]]
+    if starts:
+        lost_ns = sum(
+            sum(life.times.lost_ns[kind] for kind in ("restart", "reload")) for life in starts
+        ) + sum(
+            life.detection_ns + life.down_ns for rank in account.ranks for life in rank.lives[:-1]
+        )
+        minutes = lost_ns / len(starts) / _NS_PER_MINUTE
+        found["restart_minutes"] = (
+            minutes,
+            f"from failure to first step, mean over {len(starts)} in the ledger",
+        )
+    return found
 
 
 def _saving(decisions: list[dict[str, Any]]) -> dict[str, Number]:
