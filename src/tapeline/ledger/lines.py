@@ -29,6 +29,7 @@ _CHUNK_BYTES = 1 << 22
 _WORTH_COMPILING_BYTES = 1 << 24
 _MOST_DIGITS = 18  # all of them fit in 63 bits
 _LEFT = -1  # in the column of attempts: a line that the scanner left to the JSON module
+_NEEDED = 0b111  # bits of the columns that every line has
 _SLOTS = 64  # of the table of names; a power of two
 
 
@@ -70,7 +71,7 @@ def _row(path: Path, line: bytes) -> list[int]:
                 raise ValueError
             row[ATTEMPT] = _LEFT
             return row
-        for name in {"attempt", "step", "end", *(_COLUMN.keys() & record)}:
+        for name in {*FIELDS[:3], *(_COLUMN.keys() & record)}:
             value = record[name]
             if type(value) is not int or not 0 <= value < 1 << 63:
                 raise ValueError
@@ -122,7 +123,7 @@ def _scan(names: Any, columns: Any, buffer: Any, rows: Any, offsets: Any) -> Non
     """Fill rows from lines of the form `{"name":digits,…}`; others are left, by their offsets."""
     at, row = 0, 0
     while at < len(buffer):
-        begin, good, separator = at, True, ord("{")
+        begin, good, separator, seen = at, True, ord("{"), 0
         while good and buffer[at] == separator and buffer[at + 1] == ord('"'):
             separator = ord(",")
             at += 2
@@ -143,11 +144,12 @@ def _scan(names: Any, columns: Any, buffer: Any, rows: Any, offsets: Any) -> Non
                 at += 1
             good = 0 < at - first <= _MOST_DIGITS
             rows[row, columns[slot]] = number
+            seen |= 1 << columns[slot]
         good = good and buffer[at] == ord("}") and buffer[at + 1] == ord("\n")
         while buffer[at] != ord("\n"):
             at += 1
         offsets[row, 0], offsets[row, 1] = begin, at
-        if not good or separator == ord("{") or rows[row, 0] == 0:
+        if not good or seen & _NEEDED != _NEEDED:
             rows[row, 0] = _LEFT
         at += 1
         row += 1

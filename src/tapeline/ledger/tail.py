@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -35,28 +36,25 @@ class LastWritten:
 
 
 def last_written(path: Path) -> LastWritten:
-    """Read the end of a ledger; a torn line and what isn't JSON are passed over."""
+    """Read the end of a ledger; a torn line and what is no record are passed over."""
     if not path.exists():
         return LastWritten()
     with path.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         start = stream.seek(max(0, size - _TAIL_BYTES))
         lines = stream.read().split(b"\n")[1 if start else 0 : -1]
-    closed = 0
-    for line in reversed(lines):
-        try:
+    last, step = (0, 0), 0  # attempt and end
+    closed: set[object] = set()
+    for line in lines:
+        # The highest, not the last: a stretch of lines may be there twice.
+        with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
             record = json.loads(line)
-        except ValueError:
-            continue
-        if "close" in record:
-            closed = record["close"]
-        elif "attempt" in record:
-            attempt = record["attempt"]
-            return LastWritten(attempt, record["step"], record["end"], closed == attempt)
-        elif "begin" in record:
-            attempt = record["begin"]
-            return LastWritten(attempt, record["from_step"], 0, closed == attempt)
-    return LastWritten()
+            closed |= {record.get("close")}
+            if (found := int(record.get("attempt", 0))) and (found, record["end"]) >= last:
+                last, step = (found, int(record["end"])), int(record["step"])
+            elif (found := int(record.get("begin", 0))) > last[0]:
+                last, step = (found, 0), int(record["from_step"])
+    return LastWritten(last[0], step, last[1], last[0] in closed)
 
 
 def inferred_line(last: LastWritten, beat: Beat | None) -> list[dict[str, Any]]:

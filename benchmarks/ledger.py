@@ -1,0 +1,120 @@
+"""What keeping a ledger costs a step, and how fast an account is made.
+
+    python benchmarks/ledger.py [--quick] [--json]
+
+`step` is a loop that does nothing but tell the ledger about a step: two phases, the step's end,
+three heartbeats; `beat` is one heartbeat. Both in processor time, which others on the machine
+don't lengthen much. `account` reads ten million steps (a million if quick) in a process of its
+own, in wall time: written by the ledger at a hundred steps a second, and with a line for every
+step, the worst a user can do. Does not cover a whole training loop.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from harness import Row, Samples, main
+
+from tapeline.clock import FakeClock
+from tapeline.ledger import Heartbeat, Ledger, ledger_path
+
+STEPS, STEP_NS, DATA_NS = 100_000, 10_000_000, 1_000_000
+READ = """
+import pathlib, resource, sys, time
+from tapeline.ledger import account_of
+account_of(pathlib.Path(sys.argv[1]))  # compiles, and imports
+before = time.perf_counter()
+found = account_of(pathlib.Path(sys.argv[2]))
+after = time.perf_counter()
+assert found.job.kept_steps == int(sys.argv[3]), found.job.kept_steps
+print(after - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def cost_of_a_step(folder: Path) -> float:
+    """Microseconds of processor time."""
+    with Ledger(folder) as ledger:
+        before = time.process_time()
+        for step, _ in enumerate(ledger.batches(range(STEPS)), 1):
+            ledger.step_done(step)
+        return (time.process_time() - before) / STEPS * 1e6
+
+
+def cost_of_a_beat(folder: Path) -> float:
+    """Microseconds of processor time."""
+    heartbeat = Heartbeat(folder / "beats", 1, 0)
+    before = time.process_time()
+    for step in range(STEPS):
+        heartbeat.beat(step, 4, step)
+    after = time.process_time()
+    heartbeat.close()
+    return (after - before) / STEPS * 1e6
+
+
+def write_by_the_second(folder: Path, steps: int) -> None:
+    """As the ledger itself writes: steps of 10 ms, a checkpoint each 1000."""
+    clock = FakeClock()
+    with Ledger(folder, clock=clock) as ledger:
+        for step in range(1, steps + 1):
+            ledger.switch("data")
+            clock.advance(DATA_NS)
+            ledger.switch("compute")
+            clock.advance(STEP_NS - DATA_NS)
+            ledger.step_done(step)
+            if step % 1000 == 0:
+                with ledger.span("checkpoint"):
+                    clock.advance(STEP_NS)
+
+
+def write_by_the_step(folder: Path, steps: int) -> None:
+    """A line for every step."""
+    generator = np.random.default_rng(0)
+    with Ledger(folder, clock=FakeClock()):
+        pass
+    end = 0
+    with ledger_path(folder, 0).open("a") as file:
+        for first in range(0, steps, 100_000):
+            spent = generator.integers(DATA_NS, STEP_NS, (100_000, 2)).tolist()
+            for step, (data, compute) in enumerate(spent, first + 1):
+                end += data + compute
+                file.write(
+                    f'{{"attempt":1,"step":{step},"end":{end},"data":{data},"compute":{compute}}}\n'
+                )
+
+
+def measure(quick: bool) -> list[Row]:
+    """All rows."""
+    samples = Samples()
+    repetitions = 3 if quick else 9
+    steps = 1_000_000 if quick else 10_000_000
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for number in range(repetitions):
+            folder = root / str(number)
+            samples.add("step", "tapeline", "us_per_step", cost_of_a_step(folder), "us")
+            samples.add("beat", "tapeline", "us_per_beat", cost_of_a_beat(folder), "us")
+        write_by_the_second(root / "by second", steps)
+        write_by_the_step(root / "by step", steps)
+        write_by_the_step(root / "warm", 300_000)
+        for _ in range(2 if quick else 3):
+            for case in ("by second", "by step"):
+                done = subprocess.run(
+                    [sys.executable, "-c", READ, root / "warm", root / case, str(steps)],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
+                seconds, peak_mb = map(float, done.stdout.split())
+                case = f"account of {steps:,} steps, lines {case}"
+                samples.add(case, "tapeline", "seconds", seconds, "s")
+                samples.add(case, "tapeline", "peak_mb", peak_mb, "MB")
+    return samples.rows("us_per_step", ())
+
+
+if __name__ == "__main__":
+    main(__doc__, measure)
