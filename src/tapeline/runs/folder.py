@@ -25,6 +25,7 @@ import xxhash
 from tapeline.clock import Clock, utc
 from tapeline.errors import RunError
 from tapeline.files import Journal, atomic_write, canonical_json, read_journal
+from tapeline.runs.metrics import with_nan
 
 RECORD = "run.json"
 
@@ -181,13 +182,15 @@ class RunFolder:
     def validations(self) -> dict[int, dict[str, Any]]:
         """The validation figures by step; of a step validated twice, the later ones."""
         lines = read_journal(self.metrics_path(0))
-        found = {line["step"]: line["validation"] for line in lines if "validation" in line}
+        found = {
+            line["step"]: with_nan(line["validation"]) for line in lines if "validation" in line
+        }
         return dict(sorted(found.items()))
 
     def _steps(self, attempt: int | None) -> list[tuple[int, float]]:
         """(step, loss) as journalled, in the order of writing; of one attempt, or of all."""
         return [
-            (line["step"] - len(line["losses"]) + 1 + i, loss)
+            (line["step"] - len(line["losses"]) + 1 + i, float(loss))  # "nan" is one too
             for line in read_journal(self.metrics_path(0))
             if "losses" in line and attempt in (None, line["attempt"])
             for i, loss in enumerate(line["losses"])
