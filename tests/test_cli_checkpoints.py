@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 
 from tapeline import cli
 from tapeline.checkpoint import load_state
+from tapeline.checkpoint.durable import DurableTier
+from tapeline.errors import CheckpointError
 
 TOML = """
 [data]
@@ -156,10 +158,18 @@ def test_verify_finds_a_flipped_byte_in_either_tier(tapeline):
 
 def test_a_tagged_one_stays_for_ever(tapeline):
     code, _, err = tapeline("tag", "run", 4, "paper", *FAR)
-    assert (code, err) == (0, "run: step 4 is tagged paper (local)\n")
+    assert (code, err) == (0, "run: step 4 is tagged paper (local, durable)\n")
     code, _, err = tapeline("tag", "run", 8, "best-1", *FAR)
     assert (code, err) == (0, "run: step 8 is tagged best-1 (local, durable)\n")
-    assert [row["tags"] for row in listed(tapeline)] == [[], [], ["best-1"], ["best-1"], ["paper"]]
+    tags = {(row["step"], row["tier"]): row["tags"] for row in listed(tapeline)}
+    assert tags == {
+        (12, "local"): [],
+        (12, "durable"): [],
+        (8, "local"): ["best-1"],
+        (8, "durable"): ["best-1"],
+        (4, "local"): ["paper"],
+        (4, "durable"): ["paper"],
+    }
     code, out, _ = tapeline("prune", "run", "--set", "checkpoint.keep=1", "--json")
     assert json.loads(out) == {
         "run": "run",
@@ -177,6 +187,33 @@ def test_a_tagged_one_stays_for_ever(tapeline):
         "checkpoints` for the steps there are.\n",
     )
     assert tapeline("tag", "run", 8, "a/b", *FAR)[0] == 2
+
+
+def test_a_tier_that_cannot_be_reached_is_told_and_left_out(tapeline, monkeypatch):
+    def refuse(_: DurableTier) -> None:
+        raise CheckpointError("far", expected="an answer", found="none", fix="Wait")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DurableTier, "steps", refuse)
+        told = "the durable copies are left out: far: expected an answer, found none. Wait.\n"
+        code, out, err = tapeline("run", *FAR, "--json")
+        assert (code, err) == (1, told)
+        assert [row["step"] for row in json.loads(out)["checkpoints"]] == [12, 8, 4]
+        assert f"the durable copies are left out: {json.loads(out)['unreachable']}\n" == told
+        verified = "run: 3 checkpoints verified\n"
+        assert tapeline("verify", "run", *FAR) == (1, "", f"{verified}{told}")
+    assert json.loads(tapeline("run", *FAR, "--json")[1])["unreachable"] is None
+
+
+def test_a_tag_whose_copy_fails_stays_and_is_made_good(tapeline):
+    Path("gone").touch()  # a file where the folder of copies should be
+    code, _, err = tapeline("tag", "run", 4, "paper", "--set", "checkpoint.durable=gone")
+    assert code == 2
+    assert "gone: expected a place for durable copies that can be read and written" in err
+    tags = {(row["step"], row["tier"]): row["tags"] for row in listed(tapeline)}
+    assert tags[4, "local"] == ["paper"]
+    code, _, err = tapeline("tag", "run", 4, "paper", *FAR)
+    assert (code, err) == (0, "run: step 4 is tagged paper (local, durable)\n")
 
 
 def test_prune_says_first_and_deletes_then(tapeline):

@@ -1,6 +1,7 @@
 """The checkpoints of a run seen from outside: what is there, is it whole, take it elsewhere.
 
-Covers: both tiers, of a run that may be training meanwhile. Does not cover printing.
+Covers: both tiers, of a run that may be training meanwhile; a durable tier that can't be reached
+is told and left out. Does not cover printing.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class KeptCheckpoints:
         self._settings = config.checkpoint
         self._shelf = Shelf(self._run.checkpoints_path)
         self._tier = DurableTier(durable) if (durable := self._settings.durable) else None
+        self.unreachable: str | None = None  # what came of the last look at the durable tier
 
     def rows(self, *, everything: bool = False) -> list[Row]:
         """Every checkpoint, highest step first, the local tier before the durable one.
@@ -115,16 +117,22 @@ class KeptCheckpoints:
     def tag(self, step: int, tag: str) -> list[str]:
         """Name a checkpoint: it is never deleted by a retention rule from then on.
 
+        One that lies in the local tier alone is copied to the durable one, if the run has one: a
+        name is given to what must outlive the machine.
+
         Returns:
             The tiers that have it, and the tag now.
 
         Raises:
-            CheckpointError: no tier has the step, or the name is taken or no plain one.
+            CheckpointError: no tier has the step, the name is taken or no plain one, or it could
+                not be copied; the local one then has its tag, and the same command goes on.
         """
         tiers = []
         if step in self._shelf.steps():
             self._shelf.tag(step, tag)
             tiers.append("local")
+            if self._tier:
+                self._tier.copy(self._shelf.path(step))
         if self._tier and step in self._tier.steps():
             self._tier.tag(step, tag)
             tiers.append("durable")
@@ -200,12 +208,15 @@ class KeptCheckpoints:
 
     def _candidates(self, *, everything: bool) -> list[Candidate]:
         """Both tiers, with the faults found by reading them."""
+        candidates = local_candidates(self._shelf)
+        self.unreachable = None
+        try:
+            candidates += durable_candidates(self._tier) if self._tier else []
+        except CheckpointError as error:
+            self.unreachable = str(error)
         return [
             replace(one, fault=self._fault(one)) if one.tier == "local" or everything else one
-            for one in [
-                *local_candidates(self._shelf),
-                *(durable_candidates(self._tier) if self._tier else []),
-            ]
+            for one in candidates
         ]
 
     def _fault(self, candidate: Candidate) -> str | None:

@@ -35,6 +35,8 @@ Step = Annotated[int, typer.Argument(help="Steps done, as in the list.")]
 def list_(run: Run, overrides: Set = None, as_json: Json = False) -> None:
     """Show each checkpoint, newest first; the local ones are read and verified for it.
 
+    Exit 1 if the durable ones can't be reached.
+
     Example: tapeline checkpoints list runs/reference
     """
     from tapeline.attempt import KeptCheckpoints
@@ -44,7 +46,9 @@ def list_(run: Run, overrides: Set = None, as_json: Json = False) -> None:
     rows, interval = kept.rows(), kept.interval()
     if as_json:
         told = [row.as_dict() for row in rows]
-        print_json({"run": str(run), "checkpoints": told, "interval": interval})
+        found = {"run": str(run), "checkpoints": told, "interval": interval}
+        print_json({**found, "unreachable": kept.unreachable})
+        _tell(kept.unreachable)
         return
     if interval:
         low, high = interval["range_steps"]
@@ -75,22 +79,27 @@ def list_(run: Run, overrides: Set = None, as_json: Json = False) -> None:
             f"{run}: {len(rows)} checkpoints",
         )
     )
+    _tell(kept.unreachable)
 
 
 @app.command()
 def verify(run: Run, overrides: Set = None, as_json: Json = False) -> None:
     """Read every byte in both tiers and compare it with its hash; exit 2 if one differs.
 
+    Exit 1 if the durable ones can't be reached.
+
     Example: tapeline checkpoints verify runs/reference
     """
     from tapeline.attempt import KeptCheckpoints
     from tapeline.errors import CheckpointError
 
-    rows = KeptCheckpoints(run, overrides or []).rows(everything=True)
+    kept = KeptCheckpoints(run, overrides or [])
+    rows = kept.rows(everything=True)
     damaged = [row for row in rows if not row.verified]
     if as_json:
         found = [{"place": row.place, "found": row.note} for row in damaged]
-        print_json({"run": str(run), "checkpoints": len(rows), "damaged": found})
+        told = {"run": str(run), "checkpoints": len(rows), "damaged": found}
+        print_json({**told, "unreachable": kept.unreachable})
     if damaged:
         raise CheckpointError(
             run,
@@ -100,6 +109,7 @@ def verify(run: Run, overrides: Set = None, as_json: Json = False) -> None:
             fix="A resume passes over them; delete their folders to be rid of them",
         )
     say(f"{run}: {len(rows)} checkpoints verified")
+    _tell(kept.unreachable)
 
 
 @app.command()
@@ -109,7 +119,7 @@ def tag(
     name: Annotated[str, typer.Argument(help="Letters, digits, `.`, `_` and `-`.")],
     overrides: Set = None,
 ) -> None:
-    """Give a checkpoint a name; it is never deleted from then on.
+    """Give a checkpoint a name; it is never deleted from then on, and copied to the durable tier.
 
     Example: tapeline checkpoints tag runs/reference 200 paper
     """
@@ -158,3 +168,10 @@ def prune(
     for step, reasons in plan.items():
         gone = "would go" if dry_run else "deleted"
         say(f"step {step}: {', '.join(reasons) or gone}")
+
+
+def _tell(unreachable: str | None) -> None:
+    """Say what was left out, and end with the exit code for it."""
+    if unreachable:
+        say(f"the durable copies are left out: {unreachable}")
+        raise typer.Exit(1)
