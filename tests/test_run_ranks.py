@@ -210,17 +210,17 @@ def test_ranks_that_part_are_noticed(workplace):
     assert ended["how"] == "failed"
 
 
-# DDP: exact at one number of ranks
+# DDP and FSDP2: exact at one number of ranks
 
 
-DDP = ("training.strategy=ddp", "training.lanes=1")
-
-
-def test_ddp_repeats_at_an_unchanged_number_of_ranks_and_says_what_another_does(workplace):
-    run = workplace / "ddp"
-    first = result_of(run, train(workplace, 2, run, *DDP).done())
-    again, moved = workplace / "ddp-killed", workplace / "ddp-moved"
-    life = train(workplace, 2, again, *DDP)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_the_fast_paths_repeat_at_an_unchanged_number_of_ranks_and_say_what_another_does(
+    workplace, strategy
+):
+    settings = (f"training.strategy={strategy}", "training.lanes=1")
+    run, again, moved = (workplace / f"{strategy}-{name}" for name in ("whole", "again", "moved"))
+    first = result_of(run, train(workplace, 2, run, *settings).done())
+    life = train(workplace, 2, again, *settings)
     life.when(saved(again, 14))
     life.signal(signal.SIGKILL)
     shutil.copytree(again, moved)

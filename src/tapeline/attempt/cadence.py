@@ -16,6 +16,8 @@ from tapeline.clock import Clock
 from tapeline.config import CheckpointConfig
 from tapeline.files import Journal
 from tapeline.runs import RunFolder
+from tapeline.training.ranks import from_first
+from tapeline.world import World
 
 INTERVALS = "intervals.jsonl"
 _S_PER_HOUR = 3600.0
@@ -33,15 +35,22 @@ class Cadence:
         last: the last step of the run, which is always saved.
         checkpointer: its counters are read.
         clock: for the times.
+        world: the ranks that save together: they measure different times, so rank 0 decides.
     """
 
     def __init__(
-        self, every: int | IntervalController, last: int, checkpointer: Checkpointer, clock: Clock
+        self,
+        every: int | IntervalController,
+        last: int,
+        checkpointer: Checkpointer,
+        clock: Clock,
+        world: World,
     ) -> None:
         self._every = every
         self.last = last
         self._checkpointer = checkpointer
         self._clock = clock
+        self._world = world
         self._stats = SaveStats()
         self._began_ns = clock.monotonic_ns()
         self.longest_step_s = 0.0
@@ -65,7 +74,8 @@ class Cadence:
     def due(self, number: int) -> bool:
         """Whether to save after step `number`."""
         if isinstance(self._every, IntervalController):
-            return self._every.due(number)
+            controller = self._every
+            return from_first(self._world, lambda: controller.due(number))
         return number % self._every == 0 or number == self.last
 
     def saved(self, number: int) -> None:

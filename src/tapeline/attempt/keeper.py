@@ -4,7 +4,8 @@ Covers: the hook that saves, the durable copies behind it, and the end by a pree
 cover which steps are due (`cadence`).
 
 Where every rank holds the whole state, rank 0 saves it and the others follow (`Follower`): they
-stop between the same two steps, and wait for rank 0 before they end.
+stop between the same two steps, and wait for rank 0 before they end. Where each holds a share,
+every rank has a keeper, and all of them save at the same steps.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from tapeline.attempt.parts import Parts
 from tapeline.attempt.promise import Promise
 from tapeline.checkpoint import (
     Checkpointer,
+    Ranks,
+    Shelf,
     Skipped,
     part_sha256,
 )
@@ -35,6 +37,7 @@ from tapeline.files import canonical_json
 from tapeline.runs import MetricsJournal, RunFolder, code_state
 from tapeline.training import evaluate, loop
 from tapeline.training.ranks import from_first, wait_for_all
+from tapeline.world import World
 
 Progress = Callable[[int, int], None]
 
@@ -51,7 +54,8 @@ class RunResult:
         folder: the run's folder.
         steps: steps done in all.
         from_step: where this life of the run began.
-        part_sha256: over each part of the state after the last step.
+        part_sha256: over each part of the state after the last step; over rank 0's share of it
+            where ranks hold shares.
         losses: of every step, the later one where a step was done twice.
         validation: at the end; None without a validation split.
         contract: what holds of its bits.
@@ -99,7 +103,8 @@ def live(run: RunFolder, parts: Parts, progress: Progress | None, clock: Clock) 
     writes = world.rank == 0
     taints = taints_of(run)
     tier = DurableTier(settings.durable) if settings.durable and writes else None
-    origin = Origin.shared(run, world, lambda: restore(run, tier, taints.tainted()))
+    ranks = Ranks.joined() if parts.is_cut else None
+    origin = _origin(run, tier, taints, parts, ranks)
     if origin.state:
         parts.restore(origin.state)
     promise = Promise.of_new(parts).kept(origin.step, run.record(), origin.metadata)
@@ -112,7 +117,7 @@ def live(run: RunFolder, parts: Parts, progress: Progress | None, clock: Clock) 
     try:
         copies = Copies(tier, settings.durable_every, steps) if tier else None
         with copying(copies):
-            life.train(copies)
+            life.train(copies, ranks)
         parts.check_equal(state := parts.state(steps))
     except BaseException as error:
         how = _how(error)
@@ -137,6 +142,25 @@ def live(run: RunFolder, parts: Parts, progress: Progress | None, clock: Clock) 
         validation=run.validations().get(steps),
         contract=promise.contract.text,
         skipped=origin.skipped,
+    )
+
+
+def _origin(
+    run: RunFolder,
+    tier: DurableTier | None,
+    taints: TaintJournal,
+    parts: Parts,
+    ranks: Ranks | None,
+) -> Origin:
+    """Where this life begins; each rank has read what it holds."""
+    shelf = Shelf(run.checkpoints_path)
+    like = parts.state(0) if ranks else None
+    return restore(
+        run,
+        tier,
+        taints.tainted(),
+        world=parts.world,
+        read=lambda step: shelf.load_step(step, like=like, ranks=ranks),
     )
 
 
@@ -183,14 +207,14 @@ class _Life:
         self._ballot = parts.step.ballot if parts.world.size > 1 else None
         self.done = origin.step
 
-    def train(self, copies: Copies | None) -> None:
-        """Train to the last step."""
+    def train(self, copies: Copies | None, ranks: Ranks | None) -> None:
+        """Train to the last step; `ranks` where they save together."""
         with contextlib.ExitStack() as open_parts:
             guard = self._guard(self._parts.config.checkpoint)
             open_parts.enter_context(_entered_in_main_thread(guard))
             metrics = self._metrics(open_parts)
             losses = LossHook(metrics, self._parts.config.log_every)
-            keeper = self._keeper(guard, copies, losses, open_parts)
+            keeper = self._keeper(guard, copies, ranks, losses, open_parts)
 
             def validate(number: int, _: Tensor | None = None) -> None:
                 if self._validation_is_due(number):
@@ -223,17 +247,24 @@ class _Life:
         self,
         guard: PreemptionGuard,
         copies: Copies | None,
+        ranks: Ranks | None,
         losses: LossHook,
         open_parts: contextlib.ExitStack,
     ) -> Keeper | Follower:
-        if not self._writes:
+        if not (self._writes or ranks):
             return Follower(guard, self._steps)
-        checkpointer = open_parts.enter_context(self._checkpointer(copies))
+        checkpointer = open_parts.enter_context(self._checkpointer(copies, ranks))
         if copies:
             copies.resume(self._first, checkpointer.path(self._first))
         return Keeper(
             checkpointer,
-            Cadence(self._every(), self._steps, checkpointer, self._clock),
+            Cadence(
+                self._every(),
+                self._steps,
+                checkpointer,
+                self._clock,
+                self._parts.world if ranks else World(),
+            ),
             guard,
             capture=self._parts.state,
             settle=losses.settle,  # a checkpoint never covers steps whose metrics could be lost
@@ -284,7 +315,7 @@ class _Life:
             self._run, settings, attempt=self._attempt, first=self._first, last=self._steps
         )
 
-    def _checkpointer(self, copies: Copies | None) -> Checkpointer:
+    def _checkpointer(self, copies: Copies | None, ranks: Ranks | None) -> Checkpointer:
         config = self._parts.config
         checkpointer = Checkpointer(
             self._run.checkpoints_path,
@@ -297,6 +328,7 @@ class _Life:
             },
             clock=self._clock,
             drain=copies.drain if copies else None,
+            ranks=ranks,
         )
         checkpointer.resumed_from(self._first)
         return checkpointer

@@ -21,8 +21,10 @@ from tapeline.checkpoint.shelf import nothing_usable
 from tapeline.errors import CheckpointError
 from tapeline.files import aside
 from tapeline.runs import RunFolder
-from tapeline.training.ranks import from_first
+from tapeline.training.ranks import from_all, from_first
 from tapeline.world import World
+
+_ALONE = World()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +44,6 @@ class Origin:
     state: State | None
     metadata: Mapping[str, Any]
     skipped: tuple[Skipped, ...]
-
-    @classmethod
-    def shared(cls, run: RunFolder, world: World, find: Callable[[], Origin]) -> Origin:
-        """What `find` chooses on rank 0, loaded on every rank; all must call it.
-
-        Raises:
-            CheckpointError: there are checkpoints, and none can be used; or this rank can't read
-                the one that was chosen.
-        """
-        found: list[Origin] = []
-
-        def chosen() -> Origin:
-            found.append(find())
-            return replace(found[0], state=None)
-
-        origin = from_first(world, chosen)
-        if found:
-            return found[0]
-        if origin.identity is None:
-            return origin
-        return replace(origin, state=Shelf(run.checkpoints_path).load_step(origin.step))
 
 
 def run_identity(record: Mapping[str, Any]) -> str:
@@ -104,65 +85,113 @@ def restore(
     run: RunFolder,
     tier: DurableTier | None,
     tainted: Mapping[str, str],
+    *,
+    world: World = _ALONE,
+    read: Callable[[int], State] | None = None,
 ) -> Origin:
     """Load what the next life of a run begins with; a run that saved nothing begins at 0.
 
+    Rank 0 chooses. One that can't be read on some rank is passed over by all.
+
     Args:
-        run: its folder.
-        tier: its durable copies, if it has any.
-        tainted: identities not to resume from, as long as there is another one.
+        run: its folder, which all ranks share.
+        tier: its durable copies, if it has any; rank 0's counts.
+        tainted: identities not to resume from, as long as there is another one; rank 0's counts.
+        world: the ranks that call this together.
+        read: loads what this rank needs of a local checkpoint; by default all of it.
 
     Raises:
-        CheckpointError: there are checkpoints, and none can be used.
+        CheckpointError: there are checkpoints, and none can be used; on every rank.
     """
-    shelf = Shelf(run.checkpoints_path)
-    candidates = [*local_candidates(shelf), *(durable_candidates(tier) if tier else [])]
-    if not candidates:
-        return Origin(0, None, None, {}, ())
-    starts = {life["attempt"]: life["from_step"] for life in run.attempts()}
-    identity = run_identity(run.record())
+    search = _Search(run, tier, dict(tainted))
+    load = read or search.shelf.load_step
     while True:
-        choice = choose([candidates], run=identity, starts=starts, tainted=tainted)
-        skipped = _skipped(choice, candidates)
-        suspects = [one for one in choice.passed_over if one.reason == tainted.get(one.identity)]
-        if choice.identity is None and suspects:
+        found = from_first(world, search.next)
+        if found.identity is None:
+            return found
+        state, fault = None, None
+        try:
+            state = load(found.step)
+        except CheckpointError as error:
+            fault = str(error)
+        faults = [one for one in from_all(world, fault) if one is not None]
+        if not faults:
+            return replace(found, state=state)
+        search.pass_over(faults[0])
+
+
+class _Search:
+    """The candidates of a run on rank 0, as far as they haven't turned out to be damaged."""
+
+    def __init__(
+        self, run: RunFolder, tier: DurableTier | None, tainted: Mapping[str, str]
+    ) -> None:
+        self.shelf = Shelf(run.checkpoints_path)
+        self._run = run
+        self._tier = tier
+        self._tainted = tainted
+        self._candidates: list[Candidate] | None = None
+        self._place = ""
+
+    def next(self) -> Origin:
+        """The best one that is left, its files in the local tier; its state is not loaded.
+
+        Raises:
+            CheckpointError: none is left.
+        """
+        if self._candidates is None:
+            self._candidates = local_candidates(self.shelf)
+            self._candidates += durable_candidates(self._tier) if self._tier else []
+        if not self._candidates:
+            return Origin(0, None, None, {}, ())
+        while True:
+            choice = self._choice(self._candidates)
+            self._place = choice.places[0]
+            try:
+                self._bring(choice)
+                metadata = self.shelf.manifest(choice.step).metadata
+            except CheckpointError as error:
+                self.pass_over(str(error))
+                continue
+            skipped = _skipped(choice, self._candidates)
+            return Origin(choice.step, choice.identity, None, metadata, skipped)
+
+    def pass_over(self, fault: str) -> None:
+        """Give up the one that `next` returned."""
+        self._candidates = [
+            replace(one, fault=fault) if one.place == self._place else one
+            for one in self._candidates or []
+        ]
+
+    def _choice(self, candidates: list[Candidate]) -> Choice:
+        starts = {life["attempt"]: life["from_step"] for life in self._run.attempts()}
+        identity = run_identity(self._run.record())
+        while True:
+            choice = choose([candidates], run=identity, starts=starts, tainted=self._tainted)
+            if choice.identity is not None:
+                return choice
+            if not any(one.reason == self._tainted.get(one.identity) for one in choice.passed_over):
+                raise nothing_usable(self.shelf.folder, _skipped(choice, candidates))
             # If resuming fails from every one of them, it isn't for what they hold.
             warnings.warn(
-                f"{run.path}: resumes from every usable checkpoint have failed twice; the newest "
-                "is taken all the same.",
+                f"{self._run.path}: resumes from every usable checkpoint have failed twice; the "
+                "newest is taken all the same.",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            tainted = {}
-            continue
-        if choice.identity is None:
-            raise nothing_usable(shelf.folder, skipped)
-        try:
-            state = _load(choice, candidates, shelf, tier)
-        except CheckpointError as error:
-            at_fault = choice.places[0]
-            candidates = [
-                replace(one, fault=str(error)) if one.place == at_fault else one
-                for one in candidates
-            ]
-            continue
-        metadata = shelf.manifest(choice.step).metadata
-        return Origin(choice.step, choice.identity, state, metadata, skipped)
+            self._tainted = {}
 
-
-def _load(
-    choice: Choice, candidates: list[Candidate], shelf: Shelf, tier: DurableTier | None
-) -> State:
-    """The state that was chosen; a durable copy becomes a local checkpoint first."""
-    (chosen,) = (one for one in candidates if one.place == choice.places[0])
-    if chosen.tier == "durable":
-        assert tier is not None, "there are no durable candidates without a tier"
-        path = shelf.path(choice.step)
-        fetched = tier.fetch(choice.step, aside(path))
+    def _bring(self, choice: Choice) -> None:
+        """Make a durable copy a local checkpoint."""
+        (chosen,) = (c for c in self._candidates or [] if c.place == choice.places[0])
+        if chosen.tier == "local":
+            return
+        assert self._tier is not None, "there are no durable candidates without a tier"
+        path = self.shelf.path(choice.step)
+        fetched = self._tier.fetch(choice.step, aside(path))
         if path.exists():  # the damaged one that made us fetch it
             path.rename(aside(path))
         fetched.rename(path)
-    return shelf.load_step(choice.step)
 
 
 def _candidate(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from tapeline.checkpoint import State, capture_state, part_sha256, restore_state
@@ -19,7 +18,7 @@ from tapeline.training import Contract, Lanes, TrainStep, contract_of
 from tapeline.training.build import build_model, build_optimizer, check_output
 from tapeline.training.determinism import make_deterministic, seed_generators
 from tapeline.training.distribute import distribute
-from tapeline.training.ranks import device_of, unwrapped
+from tapeline.training.ranks import device_of, from_all, unwrapped
 from tapeline.training.step import warmup_then
 from tapeline.windows import (
     BatchSource,
@@ -155,6 +154,11 @@ class Parts:
         )
 
     @property
+    def is_cut(self) -> bool:
+        """Whether each rank holds and saves a share of the state, and not all of it."""
+        return self.config.training.strategy == "fsdp2" and self.world.size > 1
+
+    @property
     def model(self) -> nn.Module:
         """The model itself, without what DDP puts around it."""
         return unwrapped(self.step.model)
@@ -200,8 +204,7 @@ class Parts:
         """
         if not self.step.lanes or self.world.size == 1:
             return
-        ends: list[Any] = [None] * self.world.size
-        dist.all_gather_object(ends, part_sha256(state))
+        ends = from_all(self.world, part_sha256(state))
         parted = [rank for rank, end in enumerate(ends) if end != ends[0]]
         if parted:
             parts = [part for part in ends[0] if ends[parted[0]][part] != ends[0][part]]

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapeline.attempt.parts import Parts
-from tapeline.training import Contract, check_determinism
+from tapeline.errors import TrainingError
+from tapeline.training import Contract
 from tapeline.training.determinism import determinism_record, differences
-from tapeline.training.ranks import from_first
+from tapeline.training.ranks import from_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,20 @@ class Promise:
         """The promise that a run begins with; every rank must call it.
 
         Raises:
-            TrainingError: a rank would compute other bits than rank 0.
+            TrainingError: some rank would compute other bits than rank 0; on every rank.
         """
-        here = determinism_record()
-        check_determinism(from_first(parts.world, lambda: here))
-        return cls(parts.contract, here, parts.world.size)
+        records = from_all(parts.world, determinism_record())
+        for rank, record in enumerate(records):
+            differing = [name for name, value in record.items() if value != records[0][name]]
+            if differing:
+                raise TrainingError(
+                    f"rank {rank} of {parts.world.size}",
+                    expected=", ".join(f"{n} {records[0][n]}" for n in differing)
+                    + ", as on rank 0",
+                    found=", ".join(f"{n} {record[n]}" for n in differing),
+                    fix="Start all ranks alike, on one kind of processor",
+                )
+        return cls(parts.contract, records[0], parts.world.size)
 
     def kept(self, step: int, record: Mapping[str, Any], saved: Mapping[str, Any]) -> Promise:
         """This promise after a resume: given up, aloud, if something has changed.

@@ -114,6 +114,14 @@ def _portable(error: Exception) -> TapelineError:
     )
 
 
+def from_all(world: World, value: T) -> list[T]:
+    """Every rank's value, in the order of the ranks; all must call it."""
+    values: list[Any] = [value] * world.size
+    if world.size > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
 def wait_for_all(world: World) -> None:
     """Return when every rank is here."""
     if world.size > 1:
