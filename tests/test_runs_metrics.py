@@ -274,6 +274,20 @@ def test_thinning_never_brings_back_what_was_given_up(
     assert json.loads(header)["thinned"]["records"] == lost
 
 
+def test_thinning_keeps_lines_that_are_not_ours(path: Path):
+    """Whoever wrote them: training must not end over them, and reading names them."""
+    path.parent.mkdir(parents=True)
+    path.write_text("edited by hand\n")
+    with MetricsJournal(path, 1, budget_bytes=2000) as journal:
+        for step in range(1, 61):
+            journal.losses(step, [1.0])
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith('{"thinned":{')
+    assert lines[1] == "edited by hand"
+    with pytest.raises(RunError, match="line 2: expected a record in JSON, found 'edited by hand'"):
+        read_metrics(path)
+
+
 # Failures.
 
 

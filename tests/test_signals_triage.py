@@ -226,7 +226,7 @@ def test_a_rank_that_ended_while_others_wait_is_told():
 
 def test_a_long_checkpoint_is_no_hang():
     """Limits are per phase, else a heartbeat would end long checkpoints and long start-ups."""
-    for phase in ("startup", "checkpoint", "evaluation"):
+    for phase in ("startup", "restore", "checkpoint", "evaluation"):
         assert triage(hanging((50, phase, 300.0)))[0].kind == "unknown"
     assert triage(hanging((50, "compute", 300.0)))[0].kind == "hang"
     patient = Limits(stuck_else_s=1000.0)

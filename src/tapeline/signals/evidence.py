@@ -5,7 +5,7 @@ A field that could not be had is None or absent, never zero: a triage that is bl
 Where from, with N for the rank:
 
 `num_ranks`, `host`        `attempts.jsonl`: `world_size` and `host` of the last life
-`heartbeat`                `heartbeat/rank-N`. Its age is the machine's monotonic clock less the
+`heartbeat`                `heartbeat/rank-N`, the ledger's: step, phase, time. Its age is the machine's monotonic clock less the
                            record's time; seen from another machine, for how long reads have shown
                            the same record; of a rank that the supervisor ended, as of then
 `exit.code`, `.signal`     the supervisor's lines in `attempts.jsonl`. Without a supervisor only
@@ -18,7 +18,9 @@ Where from, with N for the rank:
 `shares`                   the account of `ledger/rank-N.jsonl`: each bucket over the wall time
 `windows`                  `metrics/rank-N.jsonl`: `step_s` less `collective_wait_s`, step by step,
                            cut at the same steps on each rank: `aligned`. Or the ledger's
-                           histograms, each bin given as so many equal values: not aligned
+                           `step_times`: quantiles of `own`, with the time in communication over
+                           the number of steps as `wait_s`: not aligned. A run of several ranks
+                           that books no communication has `wait_s` None, not 0
 `kernels`                  the last `profile` in `metrics/rank-N.jsonl`
 """
 

@@ -73,7 +73,12 @@ class Limits:
     """
 
     stuck_s: Mapping[str, float] = field(
-        default_factory=lambda: {"startup": 600.0, "checkpoint": 900.0, "evaluation": 1800.0}
+        default_factory=lambda: {
+            "startup": 600.0,
+            "restore": 900.0,
+            "checkpoint": 900.0,
+            "evaluation": 1800.0,
+        }
     )
     stuck_else_s: float = 60.0
     starved: float = 0.1
