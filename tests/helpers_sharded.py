@@ -1,7 +1,12 @@
-"""A small model whose parameters don't divide evenly, trained by FSDP2 and tensor parallelism."""
+"""Ranks for checkpoints: a small model under FSDP2, processes that die, and ranks as threads."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,9 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from tapeline.checkpoint import Checkpointer, Ranks, State, capture_state, restore_state
+from tapeline.checkpoint.sharded import Box, Share
+from tapeline.checkpoint.votes import Channel
+from tapeline.errors import CheckpointError
 from tapeline.training.distribute import distribute
 
 
@@ -105,3 +113,65 @@ class ShardedRun:
             .tobytes()
             for name, value in tensors.items()
         }
+
+
+class Threads(Channel):
+    """Ranks that are threads of one process."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier, board: dict[int, str]) -> None:
+        self._rank = rank
+        self._barrier = barrier
+        self._board = board
+
+    def gather(self, value: Any) -> list[Any]:
+        self._board[self._rank] = json.dumps(value)
+        try:
+            self._barrier.wait(60)
+            answers = [json.loads(self._board[rank]) for rank in sorted(self._board)]
+            self._barrier.wait(60)
+        except threading.BrokenBarrierError:
+            raise CheckpointError(
+                "ranks", expected="an answer from every rank", found="a broken barrier", fix="Stop"
+            ) from None
+        return answers
+
+
+def as_threads(num_ranks: int, work: Callable[[Ranks], Any]) -> list[Any]:
+    """What `work` returns, or raises, on each of some ranks that are threads."""
+    channels = []
+    for _ in range(2):
+        barrier, board = threading.Barrier(num_ranks), {}
+        channels.append([Threads(rank, barrier, board) for rank in range(num_ranks)])
+
+    def run(rank: int) -> Any:
+        try:
+            return work(Ranks(rank, num_ranks, channels[0][rank], channels[1][rank]))
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return list(pool.map(run, range(num_ranks)))
+
+
+def cut(state: State, grid: Mapping[str, list[Box]], rank: int) -> State:
+    """What a rank holds of a state: of the tensors in `grid`, its box."""
+    tensors, shares = dict(state.tensors), {}
+    for name, boxes in grid.items():
+        shape = tuple(tensors[name].shape)
+        shares[name] = Share(shape, boxes[rank])
+        tensors[name] = tensors[name][boxes[rank].within(Box.whole(shape))].clone()
+    return State(tensors, state.values, shares)
+
+
+def by_rows(state: State, num_ranks: int) -> dict[str, list[Box]]:
+    """A grid as FSDP2 makes it: each rank some rows of the model and the optimiser, or none."""
+    grid = {}
+    for name, tensor in state.tensors.items():
+        if name.split("/")[0] in ("model", "optimizer") and tensor.ndim:
+            each = -(-len(tensor) // num_ranks)
+            ends = [min(len(tensor), each * rank) for rank in range(num_ranks + 1)]
+            rest = tuple(tensor.shape[1:])
+            grid[name] = [
+                Box((a, *[0] * len(rest)), (b - a, *rest)) for a, b in itertools.pairwise(ends)
+            ]
+    return grid

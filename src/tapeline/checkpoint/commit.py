@@ -34,7 +34,7 @@ from typing import IO, Any, TypeAlias, TypeVar
 import torch
 from pydantic import ValidationError
 
-from tapeline.checkpoint.direct import Hashes, hash_file, read_hashed, write_hashed
+from tapeline.checkpoint.direct import HASHED_BYTES, Hashes, hash_file, read_hashed, write_hashed
 from tapeline.checkpoint.manifest import (
     FORMAT,
     SELF_HASH,
@@ -324,7 +324,13 @@ def _write_file(stream: IO[bytes], source: Source) -> FileEntry:
             stream.write(chunk)
             hashes.update(chunk)
         stream.flush()
-    return FileEntry(bytes=hashes.num_bytes, xxh3_128=hashes.whole, blocks_xxh3_128=hashes.blocks())
+    blocks = hashes.blocks()
+    return FileEntry(
+        bytes=hashes.num_bytes,
+        xxh3_128=hashes.whole,
+        block_bytes=HASHED_BYTES if blocks else 0,
+        blocks_xxh3_128=blocks,
+    )
 
 
 def _split(names: list[str]) -> list[tuple[str, str]]:

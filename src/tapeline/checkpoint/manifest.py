@@ -31,14 +31,15 @@ class FileEntry(BaseModel):
     Attributes:
         bytes: its size.
         xxh3_128: over all of it.
-        blocks_xxh3_128: over each `BLOCK_BYTES` of it, so that a part can be checked by itself;
-            none for a file of one block.
+        block_bytes: of each block but the last; 0 for a file of one block.
+        blocks_xxh3_128: over each block, so that a part can be checked by itself.
     """
 
     model_config = _STRICT
 
     bytes: Count
     xxh3_128: str
+    block_bytes: Count = 0
     blocks_xxh3_128: list[str] = []
 
 
@@ -96,7 +97,7 @@ class Manifest(BaseModel):
         """The text of `manifest.json`: the fields and a hash over them."""
         fields = self.model_dump()
         for entry in (fields, *fields["files"].values()):
-            for key in ("ranks", "split", "blocks_xxh3_128"):
+            for key in ("ranks", "split", "block_bytes", "blocks_xxh3_128"):
                 if not entry.get(key, True):
                     del entry[key]
         return text_of({**fields, SELF_HASH: hash_of(fields)})

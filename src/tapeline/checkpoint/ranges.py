@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from tapeline.checkpoint.commit import damaged, unreadable
-from tapeline.checkpoint.direct import HASHED_BYTES, read_blocks
+from tapeline.checkpoint.direct import read_blocks
 from tapeline.checkpoint.manifest import FileEntry
 
 
@@ -33,13 +33,16 @@ class CheckedFile:
         self.num_bytes = entry.bytes
         self._path = path
         self._hashes = entry.blocks_xxh3_128 or [entry.xxh3_128]
-        self._block_bytes = HASHED_BYTES if entry.blocks_xxh3_128 else max(1, entry.bytes)
+        self._block_bytes = entry.block_bytes or max(1, entry.bytes)
         try:
             size = path.stat().st_size
         except OSError as error:
             raise unreadable(path, f"a file of {entry.bytes:,} bytes", error) from error
-        if size != entry.bytes or len(self._hashes) != self._num_blocks():
+        if size != entry.bytes:
             raise damaged(path, f"{entry.bytes:,} bytes", f"{size:,}")
+        if len(self._hashes) != self._num_blocks():
+            found = f"{len(self._hashes)} in the manifest"
+            raise damaged(path, f"{self._num_blocks()} hashes of its blocks", found)
 
     def read(self, start: int, num_bytes: int) -> bytes:
         """A few bytes.
