@@ -11,8 +11,11 @@ tenth of that with `--quick`). Every subject saves the same live objects.
     extra_mb      peak memory beyond what was there before the first save
     bytes         on the disk
 
-The first save of each subject warms it up and isn't timed. `memory copy` and `write + fsync` are
-the limits: less can't block, less isn't durable. DCP is torch.distributed.checkpoint; its own
+The first save of each subject warms it up and isn't timed; what one left to be written back is
+written before the next. `memory copy` and `write + fsync` are the limits: less can't block, less
+isn't durable. `ratio_to` is of blocking_s, `durable_ratio_to` and `load_ratio_to` of those. A case
+takes as many rounds as fit its time, two at least; all of it takes under six minutes, and 12 GB in
+the folder it is run in, which are given back. DCP is torch.distributed.checkpoint; its own
 staging memory can't be used without a GPU, so it gets plain memory to reuse.
 """
 
@@ -21,12 +24,15 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +48,29 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from tapeline.checkpoint import Checkpointer, capture_state, load_checkpoint
 
 REFERENCES = ("memory copy", "write + fsync")
+MARKS = (("durable", "write + fsync"), ("load", "DCP save"))
 Live = tuple[nn.Module, torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is saved, how long a loop is watched before and after, and the rounds."""
+
+    name: str
+    widths: list[int]
+    quiet_s: float
+    rounds: int
+    for_s: float
+
+
+CASES = (
+    Case("small", [800, 64, 64, 32, 1], 0.02, 30, 60),
+    Case("large", [2048] * 25, 0.3, 5, 200),
+)
+QUICK = (
+    Case("small", [800, 64, 64, 32, 1], 0.02, 10, 15),
+    Case("large", [1024] * 11, 0.1, 1, 0),
+)
 
 
 def build(widths: list[int]) -> Live:
@@ -64,6 +92,12 @@ def tensors_of(live: Live) -> list[torch.Tensor]:
     model, optimizer = live
     moments = [value for state in optimizer.state.values() for value in state.values()]
     return [*(parameter.detach() for parameter in model.parameters()), *moments]
+
+
+def flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 class Subject:
@@ -133,20 +167,16 @@ class TorchSave(Subject):
         fresh[1].load_state_dict(saved["optimizer"])
 
     def tidy(self) -> None:
-        pass
+        flush(self.folder / "checkpoint.pt")
 
 
 class TorchSaveRename(TorchSave):
     def save(self) -> None:
         aside = self.folder / "aside"
         self.write(aside)
-        descriptor = os.open(aside, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        flush(aside)
         aside.rename(self.folder / "checkpoint.pt")
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        flush(self.folder)
 
 
 class DcpSave(Subject):
@@ -307,54 +337,73 @@ def peak_extra_mb(found: list[float]) -> Iterator[None]:
         found.append((max(peak, process.memory_info().rss) - before) / 1e6)
 
 
-def measure_case(
-    samples: Samples, case: str, widths: list[int], quiet_s: float, repetitions: int, root: Path
-) -> None:
-    live = trained(widths)
-    step = training_step(256)
-    for _ in range(20):
-        step()
+def warmed_up(samples: Samples, case: Case, live: Live, root: Path) -> dict[str, Subject]:
+    """Every subject after its first save."""
     subjects = {}
     for number, (name, kind) in enumerate(SUBJECTS.items()):
         extra: list[float] = []
         with peak_extra_mb(extra):  # what a subject allocates up front counts too
-            subject = subjects[name] = kind(live, root / f"{case}-{number}")
+            subject = subjects[name] = kind(live, root / f"{case.name}-{number}")
             subject.save()
             subject.wait()
             subject.tidy()
-        samples.add(case, name, "extra_mb", extra[0], "MB")
-    for _ in range(repetitions):
+        samples.add(case.name, name, "extra_mb", extra[0], "MB")
+    return subjects
+
+
+def measure_once(
+    samples: Samples, case: Case, name: str, subject: Subject, step: Callable[[], None]
+) -> None:
+    started = time.perf_counter()
+    samples.add(case.name, name, "blocking_s", timed(subject.save), "s")
+    subject.wait()
+    durable = time.perf_counter() - started
+    subject.tidy()
+    samples.add(case.name, name, "loop_lost_s", lost_s(subject, step, case.quiet_s), "s")
+    if name == "memory copy":
+        return
+    samples.add(case.name, name, "durable_s", durable, "s")
+    if name != "write + fsync":
+        fresh = build(case.widths)
+        samples.add(case.name, name, "load_s", timed(lambda: subject.load(fresh)), "s")
+
+
+def measure_case(samples: Samples, case: Case, root: Path) -> None:
+    live = trained(case.widths)
+    step = training_step(256)
+    for _ in range(20):
+        step()
+    subjects = warmed_up(samples, case, live, root)
+    started = time.perf_counter()
+    for number in range(case.rounds):
+        if number >= 2 and time.perf_counter() - started > case.for_s * number / (number + 1):
+            break  # another one would take longer than is left
         for name, subject in subjects.items():
-            started = time.perf_counter()
-            samples.add(case, name, "blocking_s", timed(subject.save), "s")
-            subject.wait()
-            durable = time.perf_counter() - started
-            subject.tidy()
-            samples.add(case, name, "loop_lost_s", lost_s(subject, step, quiet_s), "s")
-            if name == "memory copy":
-                continue
-            samples.add(case, name, "durable_s", durable, "s")
-            if name != "write + fsync":
-                fresh = build(widths)
-                samples.add(case, name, "load_s", timed(lambda: subject.load(fresh)), "s")  # noqa: B023
-                del fresh
+            measure_once(samples, case, name, subject, step)
     for name, subject in subjects.items():
         subject.close()
         size = sum(file.stat().st_size for file in subject.folder.rglob("*") if file.is_file())
         if size:
-            samples.add(case, name, "bytes", size, "B")
+            samples.add(case.name, name, "bytes", size, "B")
         shutil.rmtree(subject.folder)
+
+
+def marks(samples: Samples) -> Iterator[Row]:
+    """The ratios that are no ratios of blocking_s."""
+    for metric, reference in MARKS:
+        for row in samples.rows(f"{metric}_s", [reference]):
+            if row.metric.startswith("ratio_to:"):
+                yield replace(row, metric=f"{metric}_{row.metric}")
 
 
 def measure(quick: bool) -> list[Row]:
     samples = Samples()
     warnings.filterwarnings("ignore", module="torch.distributed.*")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the folder is deleted then too
     with tempfile.TemporaryDirectory(dir=".", prefix=".benchmark-") as folder:
-        root = Path(folder)
-        measure_case(samples, "small", [800, 64, 64, 32, 1], 0.02, 10 if quick else 30, root)
-        layers = [1024] * 11 if quick else [2048] * 25
-        measure_case(samples, "large", layers, 0.1 if quick else 0.5, 1 if quick else 5, root)
-    return samples.rows("blocking_s", REFERENCES)
+        for case in QUICK if quick else CASES:
+            measure_case(samples, case, Path(folder))
+    return [*samples.rows("blocking_s", REFERENCES), *marks(samples)]
 
 
 if __name__ == "__main__":
