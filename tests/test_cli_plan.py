@@ -77,22 +77,24 @@ def test_a_number_out_of_range_is_refused_in_the_words_of_the_command_line(plan)
     )
 
 
-def test_no_plan_imports_torch(tmp_path):
+@pytest.mark.parametrize("verb", ["checkpoint", "spot", "goodput", "accelerator", "memory"])
+def test_no_plan_imports_torch(verb, tmp_path):
     code = (
-        "import sys; sys.argv = ['tapeline', 'plan', 'checkpoint', '--plot', sys.argv[1]]\n"
+        "import sys; sys.argv = ['tapeline', 'plan', sys.argv[1], '--plot', 'figure']\n"
         "from tapeline.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "figure"],
+        [sys.executable, "-c", code, verb],
         capture_output=True,
         text=True,
         check=False,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
 def test_checkpoint_by_classes(plan, answer):
@@ -150,9 +152,9 @@ def run(tmp_path):
     folder = RunFolder(tmp_path / "run", SystemClock())
     folder.create({"format": "tapeline run", "version": 1})
     lives = [
-        {"attempt": 1, "started": "2026-01-01T00:00:00Z"},
+        {"attempt": 1, "started": "2026-01-01T00:00:00Z", "from_step": 0},
         {"attempt": 1, "how": "killed", "evidence": "no end was recorded"},
-        {"attempt": 2, "started": "2026-01-01T10:00:00Z"},
+        {"attempt": 2, "started": "2026-01-01T10:00:00Z", "from_step": 100},
         {"attempt": 2, "ended": "2026-01-02T10:00:00Z", "how": "finished", "step": 9},
     ]
     folder.attempts_path.write_text("".join(json.dumps(line) + "\n" for line in lives))
@@ -231,3 +233,112 @@ def test_memory_against_a_device_names_the_data_sheet(plan, answer):
     code, _, err = plan("memory", "--device", "toaster")
     assert code == 2
     assert err.endswith(", found toaster. Give --memory-gb in its place.\n")
+
+
+def live(folder, clock, from_step, to_step):
+    """One life of a run by a clock: a second of startup, then steps of 2 ms data, 8 ms compute."""
+    from tapeline.ledger import Ledger
+
+    with Ledger(folder.path, from_step=from_step, clock=clock) as ledger:
+        clock.advance(1_000_000_000)
+        for step in range(from_step + 1, to_step + 1):
+            ledger.switch("data")
+            clock.advance(2_000_000)
+            ledger.switch("compute")
+            clock.advance(8_000_000)
+            ledger.step_done(step)
+        with ledger.span("checkpoint"):
+            clock.advance(1_000_000_000)
+
+
+@pytest.fixture
+def with_ledger(run):
+    """That run with a ledger of two lives of 100 steps, 58 s apart."""
+    from tapeline.clock import FakeClock
+
+    clock = FakeClock(wall_ns=1_800_000_000_000_000_000)
+    live(run, clock, 0, 100)
+    clock.advance(58_000_000_000)
+    live(run, clock, 100, 200)
+    return run
+
+
+def test_the_ledger_of_a_run_gives_steps_and_restarts(answer, with_ledger):
+    found = answer("accelerator", "--from-run", "run")
+    assert found["inputs"]["data_ms"] == {
+        "value": pytest.approx(2.0),
+        "source": "measured",
+        "detail": "run, mean over 200 steps in the ledger",
+    }
+    assert found["inputs"]["compute_ms"]["value"] == pytest.approx(8.0)
+    assert found["model"]["speedup"] == pytest.approx(10 / 6)
+    found = answer("checkpoint", "--from-run", "run")
+    assert found["inputs"]["restart_minutes"]["value"] == pytest.approx(59 / 60)
+
+
+def test_compare_puts_a_plan_beside_the_account(plan, answer, with_ledger, tmp_path):
+    (tmp_path / "plan.json").write_text(plan("goodput", "--json")[1])
+    found = answer("compare", "run", "--plan", "plan.json")
+    rows = {row["bucket"]: row for row in found["buckets"]}
+    wall_s = 2 * (1 + 1 + 1) + 58
+    assert found["planned_by"] == "plan.json, after"
+    assert rows["useful"]["planned"] == pytest.approx(0.95, abs=5e-3)
+    assert rows["useful"]["measured"] == pytest.approx(1.6 / wall_s)
+    assert rows["starved"]["measured"] == pytest.approx(0.4 / wall_s)
+    assert rows["checkpoint"]["measured"] == pytest.approx(2 / wall_s)
+    assert rows["lost"]["hours"] == pytest.approx(59 / 3600)
+    assert rows["startup"]["planned"] is None
+    code, out, err = plan("compare", "run", "--plan", "plan.json", "--plot", "both")
+    assert (code, err) == (0, "figure: both.svg, both.png\n")
+    assert "planned (model)" in out
+    assert "Planned: plan.json, after. Measured: the account of run" in " ".join(out.split())
+
+
+def test_compare_takes_what_the_run_planned_itself(plan, answer, with_ledger):
+    code, _, err = plan("compare", "run")
+    assert (code, err) == (
+        2,
+        "tapeline: run: expected a plan, found none: the run chose no interval itself "
+        "(checkpoint.every isn't auto). Give --plan, a file of what `tapeline plan goodput "
+        "--json` printed.\n",
+    )
+    decision = {
+        "at_step": 40,
+        "num_steps": 200,
+        "costs": {"blocking_s": 1.0, "write_s": 4.0, "slowdown": 0.25, "step_s": 0.1},
+        "mtbf": {"low_s": 100.0, "middle_s": 1000.0, "high_s": None},
+    }
+    (with_ledger.path / "intervals.jsonl").write_text(json.dumps(decision) + "\n")
+    rows = {row["bucket"]: row for row in answer("compare", "run")["buckets"]}
+    assert rows["checkpoint"]["planned"] == pytest.approx(2 / 20)
+    assert rows["lost"]["planned"] == pytest.approx((10 + 4) / 1000)
+    assert rows["useful"]["planned"] is None
+
+
+def test_compare_refuses_a_file_that_is_no_plan(plan, with_ledger, tmp_path):
+    (tmp_path / "plan.json").write_text(plan("spot", "--json")[1])
+    assert plan("compare", "run", "--plan", "plan.json")[2] == (
+        "tapeline: plan.json: expected what `tapeline plan goodput --json` prints, found something "
+        "else. Write it anew with that command.\n"
+    )
+
+
+def test_goodput_says_what_tuning_is_worth(plan):
+    code, out, _ = plan("goodput")
+    assert code == 0
+    assert out.splitlines()[-1] == (
+        "8 shards, asynchronous, the tuned loader: goodput 95 %, 353 h, 56,519: 201 h and 32,212 "
+        "less."
+    )
+    worse = plan("goodput", "--tuned-loader-samples-per-second", "1000")[1]
+    assert worse.splitlines()[-1].endswith("more.")
+
+
+OWN_VERBS = ["checkpoint", "spot", "goodput", "compare", "accelerator", "memory"]
+
+
+@pytest.mark.parametrize("verb", OWN_VERBS)
+def test_every_verb_shows_an_example(plan, verb):
+    code, out, _ = plan(verb, "--help")
+    assert code == 0
+    assert f"Example: tapeline plan {verb}" in " ".join(out.split())

@@ -1,4 +1,4 @@
-"""Figures of plans: how flat or steep an optimum is."""
+"""Figures of plans: how flat or steep an optimum is, and where time goes before and after."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from tapeline.report.style import SERIES, WIDTH_IN, caption, legend_above, plain, styled
+from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, plain, styled
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
@@ -40,6 +40,35 @@ def sweep_figure(
         axes.set_ylim(bottom=0)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
+        legend_above(axes)
+        caption(figure, note)
+    return figure
+
+
+def share_figure(cases: Mapping[str, Mapping[str, float]], note: str) -> Figure:
+    """Where time goes: a bar of shares for each case, from its names of buckets.
+
+    Args:
+        cases: name to shares by bucket; the same buckets in each.
+        note: the inputs and the model, in small text under the figure.
+    """
+    with styled():
+        figure = Figure(figsize=(WIDTH_IN, 1.8 + 0.5 * len(cases)))
+        axes = figure.subplots()
+        places = range(len(cases))
+        left = [0.0] * len(cases)
+        buckets = list(dict.fromkeys(bucket for shares in cases.values() for bucket in shares))
+        hues = [SERIES[0], SERIES[3], SERIES[2], SERIES[1], *(COLOURS["muted"], COLOURS["rule"])]
+        for number, bucket in enumerate(buckets):
+            widths = [100 * shares.get(bucket, 0.0) for shares in cases.values()]
+            hue = hues[number % len(hues)]
+            axes.barh(places, widths, 0.62, left=left, color=hue, label=bucket)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        axes.set_yticks(places, list(cases))
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("share of wall time (%)")
         legend_above(axes)
         caption(figure, note)
     return figure

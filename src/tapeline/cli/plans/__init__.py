@@ -6,6 +6,8 @@ import typer
 
 from tapeline.cli.plans.accelerator import accelerator
 from tapeline.cli.plans.checkpoint import checkpoint
+from tapeline.cli.plans.compare import compare
+from tapeline.cli.plans.goodput import goodput
 from tapeline.cli.plans.memory import memory
 from tapeline.cli.plans.spot import spot
 
@@ -16,5 +18,7 @@ app = typer.Typer(
 )
 app.command("checkpoint")(checkpoint)
 app.command("spot")(spot)
+app.command("goodput")(goodput)
+app.command("compare")(compare)
 app.command("accelerator")(accelerator)
 app.command("memory")(memory)

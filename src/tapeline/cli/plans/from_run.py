@@ -26,14 +26,12 @@ def measured(run: Path | None) -> Measured | None:
     if run is None:
         return None
     from tapeline.clock import SystemClock
-    from tapeline.files import read_journal
     from tapeline.plan import Measured
     from tapeline.runs import RunFolder
 
     folder = RunFolder(run, SystemClock())
     folder.record()
-    intervals = run / "intervals.jsonl"
-    decisions = read_journal(intervals) if intervals.exists() else []
+    decisions = decisions_of(run)
     numbers: dict[str, Number] = {}
     missing: dict[str, str] = {}
     for found, names, why in (
@@ -49,6 +47,14 @@ def measured(run: Path | None) -> Measured | None:
 _STEPPING = ("data_ms", "compute_ms", "restart_minutes")
 _SAVING = ("checkpoint_seconds", "async_fraction", "write_slowdown")
 _FAILING = ("failures", "exposure_hours")
+
+
+def decisions_of(run: Path) -> list[dict[str, Any]]:
+    """The intervals that the run chose itself, with what they were chosen from."""
+    from tapeline.files import read_journal
+
+    path = run / "intervals.jsonl"
+    return read_journal(path) if path.exists() else []
 
 
 def device_of(run: Path) -> str:
