@@ -592,67 +592,7 @@ def test_without_an_end_there_is_no_length(store):
         len(loader_of(store))
 
 
-# The state
-
-
-def test_the_state_is_small(new_store, store):
-    big = loader_of(new_store(arrays(40)), seed=2**32, batch=4096, order=Eras(2**32, 1 << 20))
-    big.skip_to(10**12)
-    for ours in (loader_of(store), big):
-        text = json.dumps(ours.state_dict(), separators=(",", ":"))
-        assert len(text) <= 100
-    assert (
-        loader_of(store).state()
-        == loader_of(store, depth=5, form=Form(0, dtype="bfloat16")).state()
-    )
-
-
-@pytest.mark.parametrize(
-    ("other", "expected", "found"),
-    [
-        ({"batch": 16}, "batch 8", "batch 16"),
-        ({"order": Eras(3, 9)}, "order shuffled1", "order eras1/9"),
-        ({"order": WithReplacement(3)}, "order shuffled1", "order replacement1"),
-        ({"T": 5}, r"T 4, 77 windows, windows \w{8}", r"T 5, 74 windows, windows \w{8}"),
-        ({"data": True}, r"data \w{8}", r"data \w{8}"),
-        ({"split": True}, r"77 windows, windows \w{8}", r"36 windows, windows \w{8}"),
-        ({"horizon": 1}, r"77 windows, windows \w{8}", r"83 windows, windows \w{8}"),
-    ],
-)
-def test_a_state_of_something_else_is_refused_and_changes_nothing(
-    new_store, store, other, expected, found
-):
-    options = dict(other)
-    data = new_store(arrays(40, 30, 25, seed=9)) if options.pop("data", False) else store
-    index = WindowIndex(data, options.pop("T", T), options.pop("horizon", HORIZON))
-    if options.pop("split", False):
-        index = index.split(train=0.5, validation="rest")["train"]
-    theirs, ours = loader_of(data, index=index, **options), loader_of(store)
-    copies(ours, 2)
-    before = ours.state()
-    with pytest.raises(
-        WindowError,
-        match=rf"^loader state: expected one of {expected}, as this loader has, found one of "
-        rf"{found}\. Resume with the data, split, T, batch and order it was saved under, or "
-        r"start anew\.$",
-    ):
-        ours.load_state_dict(theirs.state_dict())
-    assert ours.state() == before
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"position": 1.5}, {"position": None}, {"position": True}, {"seed": "4"}, {"of": "x"}],
-)
-def test_a_damaged_state_is_refused_and_changes_nothing(store, change):
-    ours = loader_of(store)
-    copies(ours, 2)
-    before = ours.state()
-    with pytest.raises(WindowError, match="expected a whole position and seed, and what they are"):
-        ours.set_state(before | change)
-    with pytest.raises(WindowError, match="expected a position of 0 or more, found -8"):
-        ours.set_state(before | {"position": -8})
-    assert ours.state() == before
+# Orders and devices
 
 
 def test_a_sequential_order_has_no_seed_to_take_over(store):
@@ -686,3 +626,21 @@ def test_marked_rows_are_in_no_batch(new_store):
     day.values[15] = np.nan
     ours = loader_of(new_store([day]), tail="short")
     assert all(np.isfinite(x).all() and np.isfinite(y).all() for x, y in copies(ours))
+
+
+# What isn't there
+
+
+def test_the_name_of_an_order_is_no_order(store):
+    with pytest.raises(WindowError) as error:
+        loader_of(store, order="shuffled")
+    assert str(error.value) == (
+        "order: expected an order, such as Shuffled(seed=0), found 'shuffled'. "
+        "Pass Shuffled(), WithReplacement(), Sequential() or Eras()."
+    )
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "gpu", 1.5])
+def test_a_device_that_is_not_there_is_refused_at_once(store, device):
+    with pytest.raises(WindowError, match=r"^device .*: expected one that torch can use here, "):
+        loader_of(store, feed=Feed(device=device))

@@ -7,8 +7,10 @@ window's last row to the row `horizon` later in the same session. Nothing here k
 from tapeline.windows.audit import REASONS, Audit
 from tapeline.windows.augment import ColumnDropout, Draws, Noise, Scaling, named
 from tapeline.windows.batch import BatchSource, make_batch, make_batch_vec
+from tapeline.windows.form import Feed, Form
+from tapeline.windows.identity import data_fingerprint
 from tapeline.windows.index import WindowIndex
-from tapeline.windows.loader import Feed, Form, Loader
+from tapeline.windows.loader import Loader
 from tapeline.windows.order import Eras, Order, Sequential, Shuffled, WithReplacement
 from tapeline.windows.rows import RowPolicy, select
 from tapeline.windows.sampler import WindowSampler
@@ -34,6 +36,7 @@ __all__ = [
     "WindowIndex",
     "WindowSampler",
     "WithReplacement",
+    "data_fingerprint",
     "make_batch",
     "make_batch_vec",
     "named",

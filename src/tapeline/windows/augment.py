@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -227,6 +227,16 @@ def augmented(
                 fix="Return what was given, changed in its values only",
             )
     return x, y
+
+
+def described(step: Augmentation) -> str:
+    """A name for an augmentation, the same in every process: its module, name and arguments."""
+    if isinstance(step, partial):
+        arguments = *map(repr, step.args), *(f"{k}={v!r}" for k, v in sorted(step.keywords.items()))
+        return f"{described(step.func)}({', '.join(arguments)})"
+    kind = step if hasattr(step, "__qualname__") else type(step)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return f"{name} {step!r}" if is_dataclass(step) else name
 
 
 def _told(shape: torch.Size, dtype: torch.dtype) -> str:

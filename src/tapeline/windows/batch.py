@@ -16,6 +16,7 @@ from tapeline.session import Float32Array, Int64Array
 from tapeline.store import Shards
 from tapeline.windows.index import WindowIndex, whole
 from tapeline.windows.kernel import gather, gather_drawn
+from tapeline.windows.memory import on_large_pages
 from tapeline.windows.order import Draw
 from tapeline.windows.scale import Normaliser
 
@@ -263,9 +264,11 @@ class BatchSource:
 
 def _scaled(matrix: Float32Array, scale: Normaliser) -> Float32Array:
     mean, inverse = scale.factors()
+    scaled: Float32Array = on_large_pages(matrix.nbytes).view(np.float32).reshape(matrix.shape)
     with np.errstate(all="ignore"):  # what isn't finite is of rows that no window touches
-        scaled: Float32Array = ((matrix - mean) * inverse).reshape(-1)
-    return scaled
+        np.subtract(matrix, mean, out=scaled)
+        np.multiply(scaled, inverse, out=scaled)
+    return scaled.reshape(-1)
 
 
 def _several(numbers: int | Sequence[int]) -> tuple[int, ...]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,54 +22,20 @@ from torch.utils.data import IterableDataset, get_worker_info
 from tapeline.errors import WindowError
 from tapeline.session import Float32Array, Int64Array
 from tapeline.store import Shards
-from tapeline.windows.augment import Augmentation, Draws, augmented
-from tapeline.windows.batch import BatchSource, Dtype, Layout
+from tapeline.windows.augment import Draws, augmented
+from tapeline.windows.batch import BatchSource
 from tapeline.windows.device import TorchGather
+from tapeline.windows.drawn import Drawn
+from tapeline.windows.form import Feed, Form
+from tapeline.windows.identity import checked_state, identity_of
 from tapeline.windows.index import WindowIndex, whole
 from tapeline.windows.order import Order, Sequential, Shuffled
 from tapeline.windows.plan import Plan, Tail
 from tapeline.windows.prefetch import HELD, Prefetcher, in_turn
-from tapeline.windows.scale import Normaliser
-from tapeline.windows.slot import Batch, Slot
+from tapeline.windows.slot import Batch, Slot, ring
 from tapeline.world import World
 
-_ALONE = World()
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a batch is.
-
-    Attributes:
-        targets: the columns whose change is predicted. One number and one horizon give y
-            `[batch]`, anything else `[batch, targets]`, all columns of the first horizon first.
-        scale: scales x; y stays in the columns' own units.
-        dtype: of x.
-        layout: x as "flat" `[batch, T · columns]` or in "rows" `[batch, T, columns]`.
-        augment: what x and y are put through, in float32 on the batch's device, before the cast.
-    """
-
-    targets: int | tuple[int, ...] = (0,)
-    scale: Normaliser | None = None
-    dtype: Dtype = "float32"
-    layout: Layout = "flat"
-    augment: tuple[Augmentation, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """How batches get to the model; changes no bit of them on one kind of device.
-
-    Attributes:
-        depth: batches made ahead in a background thread; 0 makes each when it is asked for.
-        device: where batches are wanted, as torch names it.
-        resident: the whole store lies on the device and batches are gathered there. Nothing is
-            made ahead then.
-    """
-
-    depth: int = 2
-    device: str = "cpu"
-    resident: bool = False
+_ALONE, _PLAIN, _AHEAD = World(), Form(), Feed()
 
 
 class Loader(IterableDataset[Batch]):
@@ -77,7 +43,8 @@ class Loader(IterableDataset[Batch]):
 
     With tail "seamless" it has no end; otherwise an iteration ends with the epoch and the next
     one is the next epoch. A batch's memory is written again once the second next one is asked
-    for: copy what must stay longer. The position counts delivered batches only.
+    for, unless its tensors are still held; where only a view of them is (`x[:8]`, `x.numpy()`),
+    copy it. The position counts delivered batches only.
 
     Args:
         shards: the store.
@@ -101,8 +68,8 @@ class Loader(IterableDataset[Batch]):
         order: Order | None = None,
         batch: int = 256,
         tail: Tail = "seamless",
-        form: Form = Form(),
-        feed: Feed = Feed(),
+        form: Form = _PLAIN,
+        feed: Feed = _AHEAD,
         world: World = _ALONE,
     ) -> None:
         horizon = index.horizons[0] if len(index.horizons) == 1 else index.horizons
@@ -117,7 +84,7 @@ class Loader(IterableDataset[Batch]):
         )
         self.source.check(index)
         self.index, self.form, self.feed, self.world = index, form, feed, world
-        self.order: Order = Shuffled() if order is None else order
+        self.order: Order = _checked_order(order)
         self.plan = Plan(index.num_windows, batch, tail)
         whole("prefetch depth", feed.depth, 0)
         if batch % world.size:
@@ -127,11 +94,11 @@ class Loader(IterableDataset[Batch]):
                 found=str(batch),
                 fix="Choose another batch or another number of ranks",
             )
-        self._device = torch.device(feed.device)
-        self._blocks = self.source.blocks(index)
+        self._device = _checked_device(feed.device)
         self._position = 0
         self._torch: TorchGather | None = None
         self._kernel: threading.Thread | None = None
+        self._kernel_loaded = False
         self._lock = threading.Lock()
         self._open: list[Prefetcher[Slot]] = []
 
@@ -188,11 +155,13 @@ class Loader(IterableDataset[Batch]):
             yield from (self._on_device(position + n * self.plan.batch) for n in numbers)
             return
 
+        drawn = self._drawn()
+
         def fill(number: int, slot: Slot) -> None:
-            self._fill(position + number * self.plan.batch, slot)
+            self._fill(position + number * self.plan.batch, slot, drawn)
 
         size = self.plan.batch // self.world.size
-        slots = [Slot(self.source, size, self._device) for _ in range(HELD + self.feed.depth)]
+        slots = ring(self.source, size, self._device, HELD + self.feed.depth)
         if self.feed.depth == 0:
             yield from (slot.receive() for slot in in_turn(fill, slots, count))
             return
@@ -204,16 +173,20 @@ class Loader(IterableDataset[Batch]):
             prefetcher.close()
             self._open.remove(prefetcher)
 
-    def _fill(self, position: int, slot: Slot) -> None:
+    def _drawn(self) -> Drawn:
+        return Drawn(self.source, self.index, self.order)
+
+    def _fill(self, position: int, slot: Slot, drawn: Drawn) -> None:
         """Make the batch at a position in a slot: gather, send, augment, cast."""
-        slot.wait()
+        slot.free()
         start, stop = self.plan.part(position, self.world)
-        if self._kernel_is_loaded():
-            self._draw(start, stop, slot)
+        if self._kernel_loaded or self._kernel_is_loaded():
+            drawn(start, stop, slot.x, slot.y)
         elif stop > start:
             slot.put(*self._gather(torch.device("cpu"))(torch.from_numpy(self._rows(start, stop))))
         self._mark_missing(start, stop, slot.y)
-        slot.send(stop - start, partial(self._finished, start))
+        as_it_is = not self.form.augment and self.plan.tail != "pad"
+        slot.send(stop - start, None if as_it_is else partial(self._finished, start))
 
     def _on_device(self, position: int) -> Batch:
         """The batch at a position from the store on the device."""
@@ -257,20 +230,11 @@ class Loader(IterableDataset[Batch]):
                 return False
             if self._kernel.ident is None:
                 self._kernel.start()
-            return not self._kernel.is_alive()
+            self._kernel_loaded = not self._kernel.is_alive()
+            return self._kernel_loaded
 
     def _load_kernel(self) -> None:
-        x, y = self.source.empty(1)
-        for draw in self.order.draws(self.plan.num, 0, 0, 1):
-            self.source.draw(draw, self._blocks, x, y)
-
-    def _draw(self, start: int, stop: int, slot: Slot) -> None:
-        done = 0
-        for span in self.plan.spans(start, stop):
-            for draw in self.order.draws(self.plan.num, *span):
-                to = done + draw.positions
-                self.source.draw(draw, self._blocks, slot.x[done:to], slot.y[done:to])
-                done = to
+        self._drawn()(0, 1, *self.source.empty(1))
 
     def _windows(self, start: int, stop: int) -> tuple[Int64Array, Int64Array]:
         """Sessions and first rows of the windows at positions, as the order and the index say."""
@@ -330,47 +294,22 @@ class Loader(IterableDataset[Batch]):
         return self._state_at(self.plan.start_of(whole("num_batches", num_batches, 0)))
 
     def _state_at(self, position: int) -> dict[str, Any]:
-        return {"position": position, "seed": self.order.seed, "of": " ".join(self._identity())}
+        return {"position": position, "seed": self.order.seed, "of": " ".join(self._identity)}
 
+    @cached_property
     def _identity(self) -> tuple[str, ...]:
-        data, windows = self.source.shards.fingerprint, self.index.fingerprint()
-        shape = f"T{self.index.T}", f"batch{self.plan.batch}", f"{self.plan.num}"
-        return self.order.name, *shape, windows[:8], data[:8]
+        return identity_of(self.source.shards, self.index, self.order, self.plan, self.form)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state` was taken; the order's seed is taken over too.
 
-        The number of ranks, the tail, the depth, the device and the form may be others.
+        The number of ranks, the depth and the device may be others, and the store may have grown.
 
         Raises:
-            WindowError: the state belongs to other data, windows, another batch or another
-                order; nothing is changed then.
+            WindowError: the state belongs to other data, windows, another batch, tail, order or
+                form; nothing is changed then.
         """
-        position, seed, of = (state.get(name) for name in ("position", "seed", "of"))
-        saved, ours = str(of).split(" "), self._identity()
-        if type(position) is not int or type(seed) is not int or len(saved) != len(ours):
-            raise WindowError(
-                "loader state",
-                expected="a whole position and seed, and what they are of",
-                found=f"position {position}, seed {seed}, of {of}",
-                fix="Pass what `Loader.state_dict()` returned",
-            )
-        differing = [n for n, (a, b) in enumerate(zip(saved, ours, strict=True)) if a != b]
-        if differing:
-            raise WindowError(
-                "loader state",
-                expected=f"one of {_told(ours, differing)}, as this loader has",
-                found=f"one of {_told(saved, differing)}",
-                fix="Resume with the data, split, T, batch and order it was saved under, or start "
-                "anew",
-            )
-        if position < 0:
-            raise WindowError(
-                "loader state",
-                expected="a position of 0 or more",
-                found=str(position),
-                fix="Pass what `Loader.state_dict()` returned",
-            )
+        position, seed = checked_state(state, self._identity)
         if not isinstance(self.order, Sequential):
             self.order = replace(self.order, seed=seed)  # type: ignore[type-var]
         self._position = position
@@ -384,15 +323,28 @@ class Loader(IterableDataset[Batch]):
         self.set_state(state)
 
 
-def _told(identity: Sequence[str], which: list[int]) -> str:
-    """Parts of what a state is of, in words."""
-    order, length, batch, num, windows, data = identity
-    words = (
-        f"order {order}",
-        f"T {length.removeprefix('T')}",
-        f"batch {batch.removeprefix('batch')}",
-        f"{num} windows",
-        f"windows {windows}",
-        f"data {data}",
-    )
-    return ", ".join(words[n] for n in which)
+def _checked_order(order: object) -> Order:
+    if order is None:
+        return Shuffled()
+    if not isinstance(order, Order):
+        raise WindowError(
+            "order",
+            expected="an order, such as Shuffled(seed=0)",
+            found=repr(order)[:80],
+            fix="Pass Shuffled(), WithReplacement(), Sequential() or Eras()",
+        )
+    return order
+
+
+def _checked_device(name: str) -> torch.device:
+    """The device of that name, once something lies on it."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        told = str(error).splitlines()[0].rstrip(".")
+        raise WindowError(
+            f"device {name!r}",
+            expected="one that torch can use here, such as cpu",
+            found=told,
+            fix="Name another device, or install torch and the driver for this one",
+        ) from None
