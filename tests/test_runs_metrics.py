@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from tapeline.clock import FakeClock
 from tapeline.errors import RunError
-from tapeline.runs import MachineFigures, MetricsJournal, RunFolder, read_metrics
+from tapeline.runs import MachineFigures, MetricsJournal, Probe, RunFolder, read_metrics
 from tapeline.runs.metrics import thin
+from tapeline.signals import Watch, examine
 from tapeline.testing import Fault, FaultyDisk
 
 
@@ -195,6 +196,28 @@ def test_a_damaged_line_is_an_error(path: Path):
     path.write_text("half a li\n" + path.read_text())
     with pytest.raises(RunError, match=r"line 1: expected a record in JSON, found 'half a li'"):
         read_metrics(path)
+
+
+def test_watchers_see_in_a_journal_what_happened_to_the_run(path: Path):
+    """A checkpoint without the optimiser's state: seen live by the next life, and afterwards."""
+    random = np.random.default_rng(0)
+    with MetricsJournal(path, 1) as journal:
+        for step in range(10, 221, 10):
+            journal.losses(step, random.lognormal(0, 0.1, 10).tolist())
+    watch = Watch(read_metrics(path).snapshot, from_step=200, every_s=0)
+    with MetricsJournal(path, 2) as journal:
+        losses = (3 * random.lognormal(0, 0.1, 10)).tolist()
+        journal.losses(210, losses)
+    (live,) = watch.observe(210, {"loss": losses})
+    afterwards = next(
+        f for f in examine(read_metrics(path).snapshot) if f.watcher == "resume_spike"
+    )
+    assert (live.watcher, live.step, live.seen) == (
+        "resume_spike",
+        afterwards.step,
+        afterwards.seen,
+    )
+    assert live.means.startswith("the checkpoint of step 200")
 
 
 # The budget.
@@ -424,3 +447,32 @@ def test_a_record_is_in_the_file_when_the_call_returns(
     act(journal)
     assert len(lines_of(path)) == 1
     journal.close()
+
+
+# The probe.
+
+
+def test_a_probe_reads_rates_over_what_passed_since(monkeypatch: pytest.MonkeyPatch):
+    clock, busy = FakeClock(), iter([0, 1_500_000_000, 1_600_000_000, 9_000_000_000])
+    monkeypatch.setattr("time.process_time_ns", lambda: next(busy))
+    probe = Probe(2, clock=clock)
+    clock.advance(1_000_000_000)
+    figures = probe.read(512, step_ns=[5], collective_wait_ns=[3])
+    assert (figures.samples_per_s, figures.utilisation) == (512.0, 0.75)
+    assert (figures.step_ns, figures.collective_wait_ns) == ([5], [3])
+    assert figures.device_bytes is None
+    clock.advance(500_000_000)
+    figures = probe.read(512)
+    assert (figures.samples_per_s, figures.utilisation) == (1024.0, 0.1)
+    figures = probe.read(512)  # no time passed: a rate is unknown, not zero and not infinite
+    assert (figures.samples_per_s, figures.utilisation) == (None, None)
+
+
+def test_a_probe_reads_the_real_process_and_a_device_that_it_is_given():
+    probe = Probe(device=lambda: (7, None))
+    held = np.ones(64 << 20, np.uint8)
+    figures = probe.read(1)
+    assert figures.rss_bytes > held.nbytes
+    assert (figures.device_bytes, figures.utilisation) == (7, None)
+    figures = Probe().read(1)
+    assert 0 <= figures.utilisation <= 1

@@ -3,12 +3,14 @@
 from tapeline.runs.folder import RunFolder
 from tapeline.runs.history import Metrics, read_metrics
 from tapeline.runs.metrics import MachineFigures, MetricsJournal
+from tapeline.runs.probe import Probe
 from tapeline.runs.record import code_state, record
 
 __all__ = [
     "MachineFigures",
     "Metrics",
     "MetricsJournal",
+    "Probe",
     "RunFolder",
     "code_state",
     "read_metrics",

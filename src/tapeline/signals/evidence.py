@@ -5,9 +5,10 @@ A field that could not be had is None or absent, never zero: a triage that is bl
 Where from, with N for the rank:
 
 `num_ranks`, `host`        `attempts.jsonl`: `world_size` and `host` of the last life
-`heartbeat`                `heartbeat/rank-N`, the ledger's: step, phase, time. Its age is the machine's monotonic clock less the
-                           record's time; seen from another machine, for how long reads have shown
-                           the same record; of a rank that the supervisor ended, as of then
+`heartbeat`                `heartbeat/rank-N`, the ledger's: step, phase, time. Its age is the
+                           machine's monotonic clock less the record's time; seen from another
+                           machine, for how long reads have shown the same record; of a rank that
+                           the supervisor ended, as of then
 `exit.code`, `.signal`     the supervisor's lines in `attempts.jsonl`. Without a supervisor only
                            that the pid is gone: `Exit()`
 `exit.exception`           the last line of `errors/rank-N.txt`; for a run of one rank also the end
