@@ -104,7 +104,7 @@ class AcceleratorPlan:
     by_devices: tuple[AtDevices, ...]
     dominated_from: int | None
     best_devices: int
-    peak_share: float | None
+    peak_share: float | None = None
 
 
 def plan_accelerator(

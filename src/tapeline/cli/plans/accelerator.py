@@ -32,18 +32,20 @@ if TYPE_CHECKING:
 
     from tapeline.report import Table
 
+Overlap = Annotated[
+    bool,
+    typer.Option(
+        "--overlap/--no-overlap",
+        help="The next batch is made while the device computes: data's time is the loader's, not "
+        "the wait for it.",
+    ),
+]
+
 
 def accelerator(
     data_ms: Annotated[float | None, option(DATA_MS)] = None,
     compute_ms: Annotated[float | None, option(COMPUTE_MS)] = None,
-    overlap: Annotated[
-        bool,
-        typer.Option(
-            "--overlap/--no-overlap",
-            help="The next batch is made while the device computes: data's time is the loader's, "
-            "not the wait for it.",
-        ),
-    ] = False,
+    overlap: Overlap = False,
     faster: Annotated[float | None, option(FASTER)] = None,
     parameters: Annotated[int | None, option(PARAMETERS)] = None,
     gradient_bytes: Annotated[float | None, option(GRADIENT_BYTES)] = None,
