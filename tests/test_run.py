@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tapeline.checkpoint import load_state, part_sha256
 from tapeline.clock import FakeClock
@@ -20,6 +21,7 @@ from tapeline.run import resume, start
 from tapeline.runs import RunFolder
 from tapeline.store import write_shards
 from tapeline.tape import synthetic_sessions
+from tapeline.training.determinism import determinism_record
 
 MODEL = '''
 import torch
@@ -126,6 +128,17 @@ def test_an_augmented_run_resumes_to_the_same_bits(workplace, whole):
     plain = start(config_of(workplace, augment), workplace / "augmented")
     assert plain.state_sha256 != whole.state_sha256
     run = killed_at(workplace, "augmented-killed", 30, augment)
+    assert resume(run).part_sha256 == plain.part_sha256
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_a_run_in_float16_resumes_with_its_loss_scale(workplace, whole, lanes):
+    settings = ("training.precision=float16", "training.accumulate=1", f"training.lanes={lanes}")
+    plain = start(config_of(workplace, *settings), workplace / f"float16-{lanes}")
+    assert plain.state_sha256 != whole.state_sha256
+    saved = load_state(plain.folder / "checkpoints" / "step-00000060").values["extra"]
+    assert saved["loss_scaler"]["scale"] < 2**16  # steps were left out
+    run = killed_at(workplace, f"float16-killed-{lanes}", 30, *settings)
     assert resume(run).part_sha256 == plain.part_sha256
 
 
@@ -332,6 +345,31 @@ def test_other_data_is_refused(workplace, tmp_path):
     with pytest.raises(RunError, match="expected the data of the run, fingerprint") as caught:
         resume(run, [f"data.store={tmp_path / 'other'}"])
     assert caught.value.fix == "Resume with the data it was started on, or start another run"
+
+
+def test_a_change_of_platform_between_two_lives_is_told_and_stays_recorded(
+    workplace, whole, monkeypatch
+):
+    assert whole.contract.startswith("bit-exact at this world size, 1 rank, ")
+    run = killed_at(workplace, "other-platform", 20)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "ANOTHER")
+    assert determinism_record()["cpu_capability"] == "ANOTHER"
+
+    class Stop(BaseException):
+        pass
+
+    def stop(done: int, _: int) -> None:
+        if done == 40:
+            raise Stop
+
+    with pytest.warns(RuntimeWarning, match="no longer keeps its contract"), pytest.raises(Stop):
+        resume(run, progress=stop)
+    monkeypatch.undo()
+    with pytest.warns(RuntimeWarning, match="no longer keeps its contract"):
+        result = resume(run)  # on the first platform again, with what the other has computed
+    assert result.contract.startswith("statistical from step 14 on: cpu_capability ")
+    assert result.contract.endswith(" → ANOTHER")
+    assert RunFolder(run, FakeClock()).record()["contract"]["text"] == whole.contract
 
 
 def test_an_override_that_would_make_it_another_run_is_refused(workplace):

@@ -60,6 +60,25 @@ def test_hooks_are_called_in_order_with_the_number_of_steps_done():
     assert len(losses) == 3
 
 
+def test_each_phase_of_a_step_is_told_as_it_begins():
+    model, phases = network(), []
+
+    def batches():
+        for batch in batches_of(2):
+            phases.append("made")
+            yield batch
+
+    class Step(TrainStep):
+        def __call__(self, *arguments):
+            phases.append("done")
+            return super().__call__(*arguments)
+
+    step = Step(model, adam(model))
+    loop(step, batches(), 0, 2, [lambda k, _: phases.append(k)], phases.append)
+    names = ["data", "made", "transfer", "compute", "done", "other"]
+    assert phases == [*names, 1, *names, 2]
+
+
 def test_steps_are_numbered_from_first():
     numbers = []
 

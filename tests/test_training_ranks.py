@@ -42,20 +42,22 @@ def built(kind="adamw", make=Coupled, precision="float32", seed=3, steps=STEPS, 
     return model, optimizer, step
 
 
-def trained(steps, **options):
-    """The hashes of everything after some steps of a whole batch."""
+def trained(steps, stretch=1.0, **options):
+    """The hashes of everything after some steps of a whole batch; y is stretched."""
     own_rows_only = options.get("own_rows_only", False)
     model, optimizer, step = built(steps=steps, **options)
     losses = []
     for number, (x, y) in enumerate(batches(steps)):
         rows = step.lanes.rows(len(x)) if own_rows_only else slice(None)
-        losses.append(step(number, x[rows], y[rows]))
-    return {**hashes(model, optimizer), "losses": sha256(torch.stack(losses))}
+        losses.append(step(number, x[rows], stretch * y[rows]))
+    scale = step.scaler.get_scale() if step.scaler else None
+    return {**hashes(model, optimizer), "losses": sha256(torch.stack(losses)), "scale": scale}
 
 
 VARIANTS = {
     "float32": (STEPS, {}),
     "bfloat16": (STEPS, {"precision": "bfloat16"}),
+    "float16": (10, {"precision": "float16", "stretch": 1e3}),
     "own rows": (10, {"own_rows_only": True}),
     "adam": (10, {"kind": "adam"}),
     "sgd": (10, {"kind": "sgd"}),
@@ -81,6 +83,7 @@ def every_world(rank, world_size, sizes):
 def test_every_world_ends_in_the_same_bits():
     alone = {name: trained(steps, **options) for name, (steps, options) in VARIANTS.items()}
     assert len({found["model"] for found in alone.values()}) == len(VARIANTS)
+    assert alone["float16"]["scale"] < 2**15  # steps were left out
     found = on_ranks(8, every_world, (1, 2, 3, 4, 8))
     assert [sorted(worlds) for worlds in found] == [
         [size for size in (1, 2, 3, 4, 8) if rank < size] for rank in range(8)
