@@ -109,7 +109,7 @@ def in_child(action: Callable[[], None], at_operation: int, fault: Callable[[], 
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 1
     try:
-        reached = _install(at_operation, fault)
+        reached = install(at_operation, fault)
         action()
         code = SURVIVED if reached() else UNREACHED
     except CheckpointError:
@@ -120,7 +120,8 @@ def in_child(action: Callable[[], None], at_operation: int, fault: Callable[[], 
         os._exit(code)
 
 
-def _install(at_operation: int, fault: Callable[[], None]) -> Callable[[], bool]:
+def install(at_operation: int, fault: Callable[[], None]) -> Callable[[], bool]:
+    """Have `fault` called at the n-th file operation of this process; says whether it was."""
     seen = 0
 
     lock = threading.Lock()  # a save also works in threads

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from helpers_checkpoint import CountingSampler, seed_everything
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
@@ -175,3 +179,36 @@ def by_rows(state: State, num_ranks: int) -> dict[str, list[Box]]:
                 Box((a, *[0] * len(rest)), (b - a, *rest)) for a, b in itertools.pairwise(ends)
             ]
     return grid
+
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def in_processes(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[int]:
+    """Run `function(rank, world_size, *arguments)` on ranks that may die; the exit codes."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            _CONTEXT.Process(target=_rank, args=(rank, world_size, folder, function, arguments))
+            for rank in range(world_size)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            for process in processes:
+                process.join(100)
+        finally:
+            for process in processes:
+                process.kill()
+    return [process.exitcode for process in processes]
+
+
+def _rank(
+    rank: int, world_size: int, folder: str, function: Callable[..., Any], arguments: Any
+) -> None:
+    torch.set_num_threads(1)
+    rendezvous = (Path(folder) / "rendezvous").as_uri()
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world_size)
+    try:
+        function(rank, world_size, *arguments)
+    except (CheckpointError, RuntimeError):  # a rank was lost: in a vote, or in the training
+        os._exit(1)

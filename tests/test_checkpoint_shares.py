@@ -273,8 +273,7 @@ def test_other_metadata_is_refused_on_every_rank(tmp_path: Path, states):
 # Faults
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+@pytest.mark.parametrize(("num_ranks", "again"), [(2, True), (3, False)], ids=["again", "first"])
 def test_a_crash_at_any_operation_leaves_the_old_or_the_new(
     tmp_path: Path, states, num_ranks: int, again: bool
 ):
