@@ -155,6 +155,22 @@ def test_a_spike_at_a_resume_points_at_the_checkpoint(factor: float):
     assert right >= 19
 
 
+def test_a_loss_that_stays_high_after_a_resume_is_told_as_one_thing():
+    metrics = healthy(0)
+    metrics["loss"][500:] *= 20
+    history = snapshot({"loss": metrics["loss"][:500]})
+    assert seen(metrics, (500,)) == ["resume_spike"]
+    watch = Watch(history, from_step=500, every_s=0)
+    found = [watch.observe(s, {"loss": metrics["loss"][s - 10 : s]}) for s in range(510, 701, 10)]
+    assert [[f.watcher for f in new] for new in found] == [["resume_spike"]] + [[]] * 19
+
+
+def test_a_gradient_spike_at_a_resume_is_told_too():
+    metrics = healthy(0)
+    metrics["grad_norm"][501] *= 60
+    assert seen(metrics, (500,)) == ["gradient_spike"]
+
+
 def test_a_spike_elsewhere_is_no_resume_spike():
     metrics = healthy(0)
     metrics["loss"][599] *= 30

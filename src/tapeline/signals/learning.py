@@ -197,8 +197,10 @@ def _spikes(
     watcher: str, snapshot: Snapshot, name: str, since: int, means: str
 ) -> Iterator[Finding]:
     series = snapshot[name].finite()
-    start = max(BASELINE, int(np.searchsorted(series.steps, since, side="right")))
-    if start >= len(series):
+    seen = int(np.searchsorted(series.steps, since, side="right"))
+    # From before `since`, so that what goes on is told from where it began.
+    start = max(BASELINE, seen - BASELINE)
+    if max(start, seen) >= len(series):
         return
     scaled, least = baseline.scale(series.values[start - BASELINE :])
     score, median = baseline.scores(scaled, BASELINE, least)
@@ -206,11 +208,11 @@ def _spikes(
     judged = series[start:]
     usual = np.exp(median) if series.values[start - BASELINE :].min() > 0 else median
     high &= _is_large(judged.values, usual)
-    for resume in snapshot.resumes:  # those are the resume's: see `resume_spike`
-        high &= (judged.steps <= resume) | (judged.steps > resume + _AFTER_RESUME)
     for part in _joined(judged, high):
         peak = int(np.argmax(np.where(part, judged.values, -np.inf)))
         steps = judged.steps[part]
+        if steps[-1] <= since or (name == "loss" and _after_resume(steps, snapshot.resumes)):
+            continue
         yield Finding(
             watcher,
             int(steps[0]),
@@ -221,6 +223,11 @@ def _spikes(
             means,
             "warning",
         )
+
+
+def _after_resume(steps: NDArray[np.int64], resumes: tuple[int, ...]) -> bool:
+    """Whether a resume is in it: that is told by `resume_spike`."""
+    return any(((steps > r) & (steps <= r + _AFTER_RESUME)).any() for r in resumes)
 
 
 def _is_large(values: Any, usual: Any) -> Any:
