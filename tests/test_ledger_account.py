@@ -370,12 +370,15 @@ def test_ranks_that_contradict_each_other_are_an_error(tmp_path, clock) -> None:
 
 # Random histories. Every phase lasts at least a second, so that each has its line, and what a line
 # is worth can be counted by hand: an in-step phase belongs to the step that is not done yet, as
-# does whatever comes between it and the step's end; the rest belongs to the step done last.
+# does what comes after it, up to the step's end; the rest belongs to the step done last, and so do
+# checkpoints and evaluations.
 IN_STEPS = ("data", "transfer", "compute", "communication")
 PHASE = st.sampled_from([phase for phase in PHASES if phase not in ("startup", "checkpoint")])
 LONG = st.integers(S, 100 * S)
 OPERATION = st.one_of(
-    st.tuples(PHASE, LONG), st.tuples(st.just("step"), st.just(0)), st.tuples(st.just("save"), LONG)
+    st.tuples(PHASE, LONG),
+    st.tuples(st.just("step"), st.just(0)),
+    st.tuples(st.just("checkpoint"), LONG),
 )
 
 
@@ -393,13 +396,12 @@ class Attempted:
             self.within = False
             self.ledger.step_done(self.step)
             return
-        with self.ledger.span("checkpoint" if what == "save" else what):
+        with self.ledger.span(what):
             self.clock.advance(ns)
-        if what == "save":
+        if what == "checkpoint":
             self.saved.append(self.step)
+        if what in ("checkpoint", "evaluation"):
             self.within = False
-            self.log.append((self.step, "checkpoint", ns))
-            return
         self.within |= what in IN_STEPS
         self.log.append((self.step + self.within, what, ns))
 

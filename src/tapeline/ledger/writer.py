@@ -16,8 +16,8 @@ one stretch of time; it begins where the line before ended:
 `end` counts nanoseconds since the attempt began; the phases of a line add up to what passed since
 the end before; a phase that isn't there took none. Also there where not zero: `overlap` (of the
 waits for data, known since the line before, the part in which the device worked), `device` (it
-worked), `writing` (a checkpoint was being written in the background), `partial` (it ends within a
-step), `inferred` (from the heartbeat of a process that was killed).
+worked), `writing` (a checkpoint was being written in the background), `partial` (it was spent on
+the step after), `inferred` (from the heartbeat of a process that was killed).
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ Batch = TypeVar("Batch")
 
 _STARTUP, _RESTORE, _DATA, _TRANSFER, _COMPUTE, _COMMUNICATION = range(6)
 _CHECKPOINT, _EVALUATION, _OTHER = range(6, len(PHASES))
-_WHOLE = (_CHECKPOINT, _EVALUATION)  # have lines that end with them
+_IN_STEPS = (_DATA, _TRANSFER, _COMPUTE, _COMMUNICATION)
+_OF_DEVICE = ("overlap", "device")
+_WHOLE = (_CHECKPOINT, _EVALUATION)  # end a line
 _FLUSH_NS = NS_PER_S
 
 
@@ -67,9 +69,10 @@ class Ledger:
                     with ledger.span("checkpoint"):
                         save(step)
 
-    There is one phase at a time, "startup" first: entering a phase leaves the one before, and a
-    span gives back the phase around it when it ends. Belongs to the thread that trains; only
-    `background_write` may be set from another.
+    A checkpoint's state is that after the last step done; time up to its end counts as spent on
+    the steps up to that one. There is one phase at a time, "startup" first: entering a phase
+    leaves the one before, and a span gives back the phase around it when it ends. Belongs to the
+    thread that trains; only `background_write` may be set from another.
 
     A line that can't be written is told once, as a `RuntimeWarning`, and never stops the training;
     its time is in the next line that can.
@@ -133,7 +136,8 @@ class Ledger:
         # Since the attempt began: the time of each phase, and how much of it is in the file.
         self._totals, self._written = [0] * len(PHASES), [0] * len(PHASES)
         self._written_device = (0, 0)
-        self._settled = 0  # time in steps that were done, or saved
+        # When a step was last done, a checkpoint or an evaluation over, and the time up to then.
+        self._settled_at, self._settled = began, [0] * len(PHASES)
         self._writing = self._closed = False
         self._due = now + _FLUSH_NS
         self._steps = StepTally()
@@ -217,7 +221,7 @@ class Ledger:
         self.step = step
         now = self._pass_to(_OTHER)
         totals = self._totals
-        self._settled = self._in_steps()
+        self._settled_at, self._settled = now, totals.copy()
         own = totals[_DATA] + totals[_TRANSFER] + totals[_COMPUTE]
         aside = totals[_STARTUP] + totals[_RESTORE] + totals[_CHECKPOINT] + totals[_EVALUATION]
         self._steps.add(step, now - self._began - aside, own)
@@ -263,16 +267,11 @@ class Ledger:
     def _enter(self, phase: int) -> None:
         left, now = self._phase, self._pass_to(phase)
         left_whole = phase != left and left in _WHOLE
-        if left_whole and left == _CHECKPOINT:
-            # Time after a checkpoint belongs to the steps after it: a rollback to it keeps this
-            # line, with what was done ahead of the next step.
-            self._settled = self._in_steps()
+        if left_whole:
+            # What was done ahead of the next step belongs to this one: a rollback keeps it.
+            self._settled_at, self._settled = now, self._totals.copy()
         if left_whole or now >= self._due:
             self._write(now)
-
-    def _in_steps(self) -> int:
-        totals = self._totals
-        return totals[_DATA] + totals[_TRANSFER] + totals[_COMPUTE] + totals[_COMMUNICATION]
 
     def _pass_to(self, phase: int) -> int:
         """Give the time since the last call to the phase that is left; returns the time now."""
@@ -303,29 +302,33 @@ class Ledger:
         if now >= self._due:
             self._due = now + _FLUSH_NS
             self._append(*self._steps.taken(self._attempt, self.step, now - self._began))
-        if now == self._line_end:
+        partial = any(self._totals[i] > self._settled[i] for i in _IN_STEPS)
+        if partial and not self._end_line(self._settled_at, self._settled):
             return
-        line: dict[str, Any] = {
-            "attempt": self._attempt,
-            "step": self.step,
-            "end": now - self._began,
-        }
-        for index, phase in enumerate(PHASES):
-            if passed := self._totals[index] - self._written[index]:
-                line[phase] = passed
+        self._end_line(now, self._totals, partial=partial)
+
+    def _end_line(self, end: int, totals: list[int], *, partial: bool = False) -> bool:
+        """Whether the time up to `end`, `totals` since the begin, is in the journal."""
+        if end <= self._line_end:
+            return True
+        line: dict[str, Any] = {"attempt": self._attempt, "step": self.step}
+        line["end"] = end - self._began
+        for phase, after, before in zip(PHASES, totals, self._written, strict=True):
+            if after > before:
+                line[phase] = after - before
         device = (self._overlap.overlap_ns, self._overlap.busy_ns)
-        for name, after, before in zip(
-            ("overlap", "device"), device, self._written_device, strict=True
-        ):
+        for name, after, before in zip(_OF_DEVICE, device, self._written_device, strict=True):
             if after > before:
                 line[name] = after - before
         if self._writing:
             line["writing"] = 1
-        if self._in_steps() > self._settled:
+        if partial:
             line["partial"] = 1
-        if self._append(line):
-            self._line_end = now
-            self._written[:], self._written_device = self._totals, device
+        if not self._append(line):
+            return False
+        self._line_end, self._written_device = end, device
+        self._written[:] = totals
+        return True
 
     def _append(self, *records: dict[str, Any]) -> bool:
         """Whether the records are in the journal or its buffer; one that isn't may come again."""
