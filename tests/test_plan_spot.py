@@ -118,3 +118,11 @@ def test_any_plan_is_whole_and_cheaper_saves_never_cost_more(mean_s, notice_s, p
         after = way(cheaper, mean_s, 0.0, price, failures).spot
         before = way(save, mean_s, 0.0, price, failures).spot
         assert after.cost_per_useful_hour <= before.cost_per_useful_hour * (1 + 1e-9)
+
+
+def test_a_way_that_carries_nothing_is_left_out_of_the_others():
+    hour_long = replace(ONE, write_s=100 * 6 * HOUR)
+    plan = plan_spot([hour_long, BACKGROUND], FAILING, Interruptions(4 * HOUR, 120.0), JOB, 1.0)
+    assert [one.name for one in plan.ways] == [BACKGROUND.name]
+    assert plan.refused[0].name == ONE.name
+    assert "expected a millionth or more of the time to be useful" in plan.refused[0].why

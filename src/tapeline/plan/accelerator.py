@@ -94,6 +94,7 @@ class AcceleratorPlan:
             compute; None if none.
         best_devices: with the shortest step of these.
         peak_share: of the device's dense bfloat16 peak that a step uses; None if unknown.
+        overlapped: whether the next batch is made while the device computes.
     """
 
     step_ms: float
@@ -105,6 +106,7 @@ class AcceleratorPlan:
     dominated_from: int | None
     best_devices: int
     peak_share: float | None = None
+    overlapped: bool = False
 
 
 def plan_accelerator(
@@ -143,6 +145,7 @@ def plan_accelerator(
         next(first, None),
         min(rows, key=lambda row: row.step_ms).num_devices,
         share,
+        step.overlapped,
     )
 
 

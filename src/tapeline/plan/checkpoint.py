@@ -17,6 +17,7 @@ from tapeline.plan.saving import (
     EFFICIENCY_FLOOR,
     S_PER_HOUR,
     Failures,
+    Refused,
     Save,
     Shares,
     best_interval_s,
@@ -90,14 +91,6 @@ class Strategy:
     bound_by_write: bool = False
     num_saves: int = 0
     sensitivity: tuple[AtInterval, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A way of saving that can't carry this job, and what would have to change."""
-
-    name: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)

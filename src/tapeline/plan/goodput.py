@@ -60,6 +60,7 @@ class GoodputPlan:
     after: Goodput
     saved_hours: float
     saved_cost: float
+    overlapped_before: bool = True
 
 
 def utilisation(
@@ -119,13 +120,14 @@ def compose(name: str, save: Save, failures: Failures, busy: float, job: Job) ->
     )
 
 
-def plan_goodput(before: Goodput, after: Goodput) -> GoodputPlan:
+def plan_goodput(before: Goodput, after: Goodput, *, overlapped_before: bool = True) -> GoodputPlan:
     """The two cases and their difference, which is negative where after is worse."""
     return GoodputPlan(
         before,
         after,
         before.bill.wall_hours - after.bill.wall_hours,
         before.bill.cost - after.bill.cost,
+        overlapped_before,
     )
 
 

@@ -94,6 +94,14 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A way of saving that can't carry a job, and what would have to change."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Shares:
     """Shares of wall time, first order (Young 1974): `C/T + (T/2 + R)/M`, and `p/M`.
 

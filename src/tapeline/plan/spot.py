@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tapeline.errors import TapelineError
 from tapeline.plan.inputs import Quantity
 from tapeline.plan.job import Bill, Job
-from tapeline.plan.saving import Failures, Save, expected_efficiency
+from tapeline.plan.saving import Failures, Refused, Save, expected_efficiency
 from tapeline.reliability import exact_interval_s
 
 SPOT_PRICE = Quantity("spot_price_per_hour", "Price of one spot accelerator for an hour", 1.0)
@@ -85,11 +85,12 @@ class SpotWay:
 
 @dataclass(frozen=True, slots=True)
 class SpotPlan:
-    """Each way of saving on both kinds, and the cheapest of all."""
+    """Each way of saving on both kinds, the cheapest of all, and ways that can't carry the job."""
 
     ways: tuple[SpotWay, ...]
     best: str
     take_spot: bool
+    refused: tuple[Refused, ...] = ()
 
 
 def plan_spot(
@@ -109,16 +110,24 @@ def plan_spot(
         spot_price_per_hour: of one accelerator.
 
     Raises:
-        TapelineError: no useful work gets done on demand or on spot with some way of saving.
+        TapelineError: with no way of saving does useful work get done on both kinds.
 
     Source: price over efficiency. Where a save fits the notice, an interruption costs that save
         and a restart; where not, it is one more failure of the exponential model (Daly 2006).
     """
-    ways = tuple(_way(save, failures, interruptions, job, spot_price_per_hour) for save in saves)
+    ways: list[SpotWay] = []
+    refused: list[Refused] = []
+    for save in saves:
+        try:
+            ways.append(_way(save, failures, interruptions, job, spot_price_per_hour))
+        except TapelineError as error:
+            if save is saves[-1] and not ways:
+                raise
+            refused.append(Refused(save.name, str(error)))
     best = min(
         ways, key=lambda way: min(way.on_demand.cost_per_useful_hour, way.spot.cost_per_useful_hour)
     )
-    return SpotPlan(ways, best.name, best.pays)
+    return SpotPlan(tuple(ways), best.name, best.pays, tuple(refused))
 
 
 def _way(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -86,6 +87,7 @@ def accelerator(
         device=device_named(device) if device else None,
         flops_per_step=flops_per_step,
     )
+    model = {**asdict(plan), "devices": [asdict(one) for one in DEVICES]}
     notes = [*_decisions(plan), *_peak(plan, device, flops_per_step)]
     if inputs.values[DATA_MS.name].source == "measured" and not overlap:
         notes.append(
@@ -93,7 +95,7 @@ def accelerator(
             "accelerator waits for it the longer (then give the loader's own time and --overlap)."
         )
     show(
-        Answer("accelerator", inputs, plan, _tables(plan), notes),
+        Answer("accelerator", inputs, model, _tables(plan), notes),
         as_json=as_json,
         plot=plot,
         figure=lambda: _figure(plan),
@@ -103,6 +105,7 @@ def accelerator(
 def _tables(plan: AcceleratorPlan) -> list[Table]:
     from tapeline.report import Table
 
+    turns = "alongside" if plan.overlapped else "in turn with"
     return [
         Table(
             ["devices", "compute ms", "all-reduce ms", "step ms", "speed-up", "of ideal"],
@@ -117,8 +120,8 @@ def _tables(plan: AcceleratorPlan) -> list[Table]:
                 ]
                 for row in plan.by_devices
             ],
-            "The same global batch on more devices, the data's time as it is. Model: Amdahl 1967 "
-            "and a ring all-reduce of 2n(p − 1)/p, not overlapped",
+            f"The same global batch on more devices, the data's time as it is, {turns} the "
+            "compute. Model: Amdahl 1967 and a ring all-reduce of 2n(p − 1)/p after the compute",
         ),
         Table(
             ["device", "memory GB", "GB/s", "dense bf16 TFLOPS", "printed with sparsity", "source"],

@@ -90,6 +90,7 @@ def goodput(
     plan = plan_goodput(
         compose("before", one, failures, busy, job),
         compose("after", background, failures, tuned, job),
+        overlapped_before=overlap,
     )
     show(
         Answer("goodput", inputs, plan, [_table(plan)], _notes(plan, one.name, background.name)),
@@ -130,9 +131,11 @@ def _table(plan: GoodputPlan) -> Table:
 def _notes(plan: GoodputPlan, before: str, after: str) -> list[str]:
     from tapeline.report import format_number, format_percent
 
+    turns = "alongside" if plan.overlapped_before else "in turn with"
     less = "less" if plan.saved_hours >= 0 else "more"
     return [
-        f"{before}, the loader as it is: goodput {format_percent(plan.before.goodput)}, "
+        f"{before}, the loader as it is, {turns} the compute: goodput "
+        f"{format_percent(plan.before.goodput)}, "
         f"{format_number(plan.before.bill.wall_hours)} h, {format_number(plan.before.bill.cost)}.",
         f"{after}, the tuned loader: goodput {format_percent(plan.after.goodput)}, "
         f"{format_number(plan.after.bill.wall_hours)} h, {format_number(plan.after.bill.cost)}: "

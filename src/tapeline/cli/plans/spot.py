@@ -72,8 +72,9 @@ def spot(
     )
     saves = take_saves(inputs, checkpoint_seconds, shards, async_fraction, write_slowdown)
     plan = plan_spot(saves, failures, interruptions, job, spot_price)
+    notes = [_decision(plan), *(f"Left out: {one.why}" for one in plan.refused)]
     show(
-        Answer("spot", inputs, plan, _tables(plan), [_decision(plan)]),
+        Answer("spot", inputs, plan, _tables(plan), notes),
         as_json=as_json,
         plot=plot,
         figure=lambda: _figure(plan),
