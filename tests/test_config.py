@@ -423,6 +423,7 @@ FREE = [
     "checkpoint.keep_best=7",
     "checkpoint.durable=elsewhere",
     "checkpoint.durable_every=7",
+    "checkpoint.durable_keep=7",
     "checkpoint.grace_s=7",
     "checkpoint.notice_file=elsewhere",
 ]

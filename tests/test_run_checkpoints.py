@@ -410,6 +410,36 @@ def test_a_copy_that_fails_is_told_and_made_up_for(workplace, tmp_path):
     assert DurableTier(far).steps() == [40]
 
 
+def test_copies_go_by_a_rule_of_their_own(workplace, tmp_path):
+    start(config_of(workplace, *durable(tmp_path), "checkpoint.durable_keep=2"), tmp_path / "run")
+    assert DurableTier(tmp_path / "far").steps() == [40, 32]
+
+
+def test_a_tier_out_of_reach_is_told_and_the_local_one_is_gone_on_from(
+    workplace, whole, tmp_path, monkeypatch
+):
+    run = crashed(workplace, tmp_path / "run", 25, *durable(tmp_path))
+    listed = DurableTier.steps
+    out_of_reach = CheckpointError("far", expected="an answer", found="none", fix="Look")
+
+    def unreachable(tier):
+        raise out_of_reach
+
+    monkeypatch.setattr(DurableTier, "steps", unreachable)
+    with pytest.warns(RuntimeWarning) as told:
+        result = resume(run)
+    assert [str(one.message) for one in told] == [
+        f"Durable copies are left out of this resume: {out_of_reach}",
+        f"The durable copies can't be listed: {out_of_reach}",
+    ]
+    assert (result.from_step, result.part_sha256) == (24, whole.part_sha256)
+    assert listed(DurableTier(tmp_path / "far"))[0] == 40  # it was back in time for the copies
+
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(CheckpointError, match="far: expected an answer"):
+        resume(run)  # to begin anew would be to lose what lies there
+
+
 def test_the_record_is_json_whatever_the_settings(workplace, tmp_path):
     run = crashed(workplace, tmp_path / "run", 9, "checkpoint.every=auto", *durable(tmp_path))
     assert json.loads((run / "run.json").read_text())["config"]["checkpoint"]["every"] == "auto"

@@ -246,6 +246,27 @@ def test_ranks_of_ddp_draw_differently():
     assert first != second
 
 
+class Masked(Wide):
+    """Shows the mask that dropout drew on what tensor parallelism left whole."""
+
+    def forward(self, x):
+        hidden = self.middle(torch.relu(self.first(x)))
+        self.mask = (nn.functional.dropout(torch.ones_like(hidden), 0.5) > 0).tolist()
+        return self.last(hidden * torch.tensor(self.mask))
+
+
+def masks_of_cut_layers(rank, world_size):
+    model = distribute(Masked(), "fsdp2", tensor_parallel=2)
+    x, y = next(batches(1))
+    TrainStep(model, momentum(model))(0, x, y)
+    return model.mask
+
+
+def test_ranks_that_hold_one_layer_draw_alike_and_others_differently():
+    first, same, other, other_same = on_ranks(4, masks_of_cut_layers)
+    assert first == same != other == other_same
+
+
 def refusals(rank, world_size):
     told = []
     for attempt in (

@@ -24,7 +24,7 @@ from tapeline.checkpoint.drain import Drain
 from tapeline.checkpoint.durable import DurableTier
 from tapeline.checkpoint.preempt import Preempted, PreemptionGuard
 from tapeline.checkpoint.shelf import METRIC
-from tapeline.errors import TapelineError
+from tapeline.errors import CheckpointError, TapelineError
 
 
 class Copies:
@@ -42,7 +42,11 @@ class Copies:
     def __init__(self, tier: DurableTier, every: int, last: int) -> None:
         self._every = every
         self._last = last
-        there = tier.steps()
+        try:
+            there = tier.steps()
+        except CheckpointError as error:  # it may be back when the first copy is due
+            warnings.warn(f"The durable copies can't be listed: {error}", RuntimeWarning, 2)
+            there = []
         self._newest = max(there, default=0)
         self._finished = last in there
         self.drain = Drain(tier, lambda _: None)

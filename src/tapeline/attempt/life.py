@@ -102,11 +102,13 @@ def live(run: RunFolder, parts: Parts, progress: Progress | None, clock: Clock) 
     settings, steps, world = parts.config.checkpoint, parts.config.training.steps, parts.world
     writes = world.rank == 0
     taints = taints_of(run)
-    tier = DurableTier(settings.durable) if settings.durable and writes else None
+    tier = _tier(settings) if writes else None
     ranks = Ranks.joined() if parts.is_cut else None
     origin = _origin(run, tier, taints, parts, ranks)
     if origin.state:
         parts.restore(origin.state)
+    if tier:
+        tier.resumed_from(origin.step)
     promise = Promise.of_new(parts).kept(origin.step, run.record(), origin.metadata)
     attempt = from_first(
         world, lambda: run.begin_attempt(from_step=origin.step, world_size=world.size)
@@ -162,6 +164,13 @@ def _origin(
         world=parts.world,
         read=lambda step: shelf.load_step(step, like=like, ranks=ranks),
     )
+
+
+def _tier(settings: CheckpointConfig) -> DurableTier | None:
+    if not settings.durable:
+        return None
+    number = settings.durable_keep
+    return DurableTier(settings.durable, keep=Retention(last=number) if number else None)
 
 
 def taints_of(run: RunFolder) -> TaintJournal:

@@ -113,7 +113,7 @@ def restore(
         try:
             state = load(found.step)
         except CheckpointError as error:
-            fault = str(error)
+            fault = f"rank {world.rank}: {error}" if world.size > 1 else str(error)
         faults = [one for one in from_all(world, fault) if one is not None]
         if not faults:
             return replace(found, state=state)
@@ -141,7 +141,7 @@ class _Search:
         """
         if self._candidates is None:
             self._candidates = local_candidates(self.shelf)
-            self._candidates += durable_candidates(self._tier) if self._tier else []
+            self._candidates += self._durable(there=bool(self._candidates))
         if not self._candidates:
             return Origin(0, None, None, {}, ())
         while True:
@@ -155,6 +155,20 @@ class _Search:
                 continue
             skipped = _skipped(choice, self._candidates)
             return Origin(choice.step, choice.identity, None, metadata, skipped)
+
+    def _durable(self, *, there: bool) -> list[Candidate]:
+        """The durable tier, if there is one; out of reach it is left out where others are there."""
+        try:
+            return durable_candidates(self._tier) if self._tier else []
+        except CheckpointError as error:
+            if not there:
+                raise
+            warnings.warn(
+                f"Durable copies are left out of this resume: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return []
 
     def pass_over(self, fault: str) -> None:
         """Give up the one that `next` returned."""
@@ -209,4 +223,8 @@ def _skipped(choice: Choice, candidates: list[Candidate]) -> tuple[Skipped, ...]
     places: dict[str, Path | str] = {}
     for one in reversed(candidates):  # the local one last: it is the one to tell of
         places[one.identity] = Path(one.place) if one.tier == "local" else one.place
-    return tuple(Skipped(places[one.identity], one.reason) for one in choice.passed_over)
+    # `choose` names the rank that listed it, always rank 0 here, which found the others' faults.
+    return tuple(
+        Skipped(places[one.identity], one.reason.removeprefix("rank 0: "))
+        for one in choice.passed_over
+    )
