@@ -356,7 +356,8 @@ def test_fifty_saves_take_no_more_memory_than_a_few(tmp_path: Path):
             checkpoints.save(capture_state(model, None, step=step))
             resident.append(psutil.Process().memory_info().rss)
         assert checkpoints.stats().background_saves >= 49
-    assert max(resident[5:]) - resident[4] < num_bytes // 2
+    # Reading back takes 8 MB for a while; a copy too many would be all of it, a leak 45 times that.
+    assert max(resident[5:]) - resident[4] < num_bytes
 
 
 def saves_for_ever(folder: Path) -> None:
