@@ -25,7 +25,7 @@ ATTEMPT, STEP, END, OVERLAP, DEVICE, WRITING, PARTIAL, INFERRED = range(8)
 SPENT = slice(8, len(FIELDS))  # the phases
 _COLUMN = {name: column for column, name in enumerate(FIELDS)}
 
-_CHUNK_BYTES = 1 << 22
+_CHUNK_BYTES = 1 << 20  # its rows stay in the cache
 _WORTH_COMPILING_BYTES = 1 << 24
 _MOST_DIGITS = 18  # all of them fit in 63 bits
 _LEFT = -1  # in the column of attempts: a line that the scanner left to the JSON module

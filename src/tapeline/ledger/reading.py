@@ -333,6 +333,7 @@ def read_attempts(run_folder: Path) -> list[Attempt]:
             _wall_ns(life["ended"]) if "ended" in life else None,
         )
         for number, life in sorted(lives.items())
+        if "from_step" in life  # else it ended before it began to train
     ]
 
 

@@ -89,7 +89,11 @@ def boot_id() -> str | None:
 
 
 def process_began_ns() -> int:
-    """Monotonic time at which this process began, to about 10 ms: for `Ledger(began_ns=…)`."""
+    """Monotonic time at which this process began, to about 10 ms.
+
+    For `Ledger(began_ns=…)` of the first attempt in a process; a second one there would begin
+    before the first ended.
+    """
     return time.monotonic_ns() - max(0, _process_age_ns())
 
 
