@@ -24,7 +24,9 @@ from tapeline.checkpoint import (
     verify,
 )
 from tapeline.checkpoint import commit as commit_module
+from tapeline.checkpoint.durable import DurableTier
 from tapeline.checkpoint.sharded import Box, Share, owned, tiles
+from tapeline.checkpoint.snapshot import Snapshot
 from tapeline.errors import CheckpointError
 from tapeline.files import ASIDE
 from tapeline.testing import Crash, Fault, FaultyDisk
@@ -371,6 +373,52 @@ def test_a_flipped_byte_in_any_file_makes_every_rank_fall_back(tmp_path: Path, s
     assert_holds(load(tmp_path, states[2], 3), states[2], 3)
 
 
+# Behind the loop
+
+
+def test_where_one_rank_lacks_memory_all_write_in_the_loop(
+    tmp_path: Path, states, monkeypatch: pytest.MonkeyPatch
+):
+    calls = itertools.count()
+    monkeypatch.setattr(Snapshot, "lacks_bytes", lambda *_: 5 if next(calls) == 0 else 0)
+    grid = by_rows(states[1], 3)
+
+    def on_rank(ranks):
+        with Checkpointer(tmp_path, ranks=ranks, background_from_bytes=0) as checkpoints:
+            checkpoints.save(cut(states[1], grid, ranks.rank))
+            assert not checkpoints.busy
+            return checkpoints.stats().background_saves
+
+    with pytest.warns(RuntimeWarning, match="5 more than may be taken"):
+        assert as_threads(3, on_rank) == [0, 0, 0]
+    verify(tmp_path / "step-00000001")
+
+
+def test_a_save_that_finds_one_in_flight_is_skipped_on_all_ranks(tmp_path: Path, states):
+    grid = by_rows(states[1], 2)
+
+    def on_rank(ranks):
+        with Checkpointer(
+            tmp_path, ranks=ranks, background_from_bytes=0, when_busy="skip"
+        ) as checkpoints:
+            checkpoints.save(cut(states[1], grid, ranks.rank))
+            second = checkpoints.save(cut(states[2], grid, ranks.rank))
+            checkpoints.wait()
+            return second, checkpoints.save(cut(states[3], grid, ranks.rank))
+
+    with FaultyDisk(tmp_path, Fault("slow_fsync", 0, "*rank-1*", delay_s=1.0)):
+        assert as_threads(2, on_rank) == [(None, tmp_path / "step-00000003")] * 2
+
+
+def test_a_durable_copy_holds_the_files_of_all_ranks(tmp_path: Path, states):
+    save(tmp_path / "run", states[2], 3)
+    tier = DurableTier(tmp_path / "durable")
+    tier.copy(tmp_path / "run" / "step-00000002")
+    fetched = tier.fetch(2, tmp_path / "fetched" / "step-00000002")
+    assert len(verify(fetched).files) == 3
+    assert_holds(load(tmp_path / "fetched", states[2], 2), states[2], 2)
+
+
 # Byte ranges
 
 
@@ -424,12 +472,12 @@ def grids(draw, shape: tuple[int, ...]) -> list[Box]:
 
 
 @st.composite
-def two_grids(draw):
-    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=0, max_size=3)))
+def two_grids(draw, smallest: int):
+    shape = tuple(draw(st.lists(st.integers(smallest, 7), min_size=0, max_size=3)))
     return shape, draw(grids(shape)), draw(grids(shape))
 
 
-@given(case=two_grids())
+@given(case=two_grids(smallest=0))
 @settings(max_examples=40)
 def test_any_cut_is_read_back_from_any_other(tmp_path_factory, case):
     shape, stored, wanted = case
@@ -454,7 +502,7 @@ def test_any_cut_is_read_back_from_any_other(tmp_path_factory, case):
     assert torch.equal(load_state(folder / "step-00000001").tensors["extra/x"], whole)
 
 
-@given(case=two_grids(), data=st.data())
+@given(case=two_grids(smallest=1), data=st.data())
 def test_a_grid_tiles_and_one_with_a_box_less_or_moved_does_not(case, data):
     shape, boxes, _ = case
     assert tiles(shape, boxes)
