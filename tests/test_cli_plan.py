@@ -175,6 +175,13 @@ def test_numbers_of_a_run_are_measured_and_what_isnt_there_is_said(answer, run):
         "detail": "run: saves weren't timed (checkpoint.every isn't auto)",
     }
     assert found["restart_minutes"]["source"] == "given"
+    run.attempts_path.write_text(run.attempts_path.read_text().replace("killed", "preempted"))
+    found = answer("checkpoint", "--from-run", "run")["inputs"]
+    assert found["mtbf_hours"] == {
+        "value": 6.0,
+        "source": "default",
+        "detail": "run: no failure in 24 h, which is too little to tell",
+    }
     costs = {"blocking_s": 1.0, "write_s": 4.0, "slowdown": 0.05, "step_s": 0.5}
     (run.path / "intervals.jsonl").write_text(json.dumps({"costs": costs}) + "\n")
     found = answer("checkpoint", "--from-run", "run")["inputs"]
@@ -342,3 +349,19 @@ def test_every_verb_shows_an_example(plan, verb):
     code, out, _ = plan(verb, "--help")
     assert code == 0
     assert f"Example: tapeline plan {verb}" in " ".join(out.split())
+
+
+def test_an_mtbf_that_the_run_was_told_is_taken(answer, tmp_path):
+    from tapeline.clock import SystemClock
+    from tapeline.runs import RunFolder
+
+    config = {"checkpoint": {"mtbf_hours": 2.5}}
+    RunFolder(tmp_path / "told", SystemClock()).create(
+        {"format": "tapeline run", "version": 1, "config": config}
+    )
+    found = answer("checkpoint", "--from-run", "told")
+    assert found["inputs"]["mtbf_hours"] == {
+        "value": 2.5,
+        "source": "stated",
+        "detail": "told, its configuration",
+    }

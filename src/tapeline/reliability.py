@@ -89,6 +89,21 @@ def efficiency(
     return min(1.0, interval_s / mtbf_s * succeeds / -math.expm1(-segment))
 
 
+def effective_training_time(
+    interval_s: float, *, blocking_s: float, mtbf_s: float, restart_s: float = 0.0
+) -> float:
+    """ETTR, first order: `(1 − (R + T/2)/M) / (1 + C/T)`; 0 where no work would get done.
+
+    For N nodes that fail at a rate r each, M is `1 / (N r)`.
+
+    Source: arXiv 2410.21680, with `u0 = R` and `w = C`.
+    """
+    _check_positive(interval_s=interval_s, mtbf_s=mtbf_s)
+    _check_seconds(blocking_s=blocking_s, restart_s=restart_s)
+    kept = 1 - (restart_s + interval_s / 2) / mtbf_s
+    return max(0.0, kept) / (1 + blocking_s / interval_s)
+
+
 def async_interval_s(*, snapshot_s: float, write_s: float, slowdown: float, mtbf_s: float) -> float:
     """The best interval when the write goes on in the background: `max(p, sqrt(2 C_eff M))`.
 

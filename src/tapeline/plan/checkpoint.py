@@ -28,6 +28,7 @@ from tapeline.plan.saving import (
 from tapeline.reliability import (
     Mtbf,
     daly_interval_s,
+    effective_training_time,
     exact_interval_s,
     num_saves_before_end,
     young_interval_s,
@@ -77,6 +78,7 @@ class Strategy:
         intervals: the best interval by each model.
         bound_by_write: whether the write is longer than the interval would have been.
         num_saves: before the last one at the run's end; 0: save once.
+        ettr: effective training time ratio, by the first-order model of arXiv 2410.21680.
         sensitivity: at a quarter to four times the interval.
     """
 
@@ -90,6 +92,7 @@ class Strategy:
     intervals: Intervals
     bound_by_write: bool = False
     num_saves: int = 0
+    ettr: float = 0.0
     sensitivity: tuple[AtInterval, ...] = ()
 
 
@@ -192,6 +195,12 @@ def strategy(save: Save, failures: Failures, job: Job) -> Strategy:
         job.bill(parts.goodput),
         _intervals(save, failures),
         bound_by_write=0 < interval_s <= save.in_flight_s,
+        ettr=effective_training_time(
+            interval_s,
+            blocking_s=save.blocking_s,
+            mtbf_s=failures.mtbf_s,
+            restart_s=failures.restart_s + save.in_flight_s,
+        ),
         num_saves=num_saves_before_end(interval_s, job.useful_hours * S_PER_HOUR),
         sensitivity=tuple(
             at_interval(save, failures, job, factor, factor * interval_s) for factor in FACTORS

@@ -77,12 +77,14 @@ class Measured:
         numbers: each with how it was measured, such as "median of the last saves".
         missing: why a number that a run can have is not there, such as "no save was timed".
         source: "measured", or "printed" by a data sheet.
+        stated: names of the numbers that somebody told the run; their source is "stated".
     """
 
     run: str
     numbers: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     source: str = "measured"
+    stated: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,9 @@ class Inputs:
         if self.measured:
             if quantity.name in self.measured.numbers:
                 number, how = self.measured.numbers[quantity.name]
-                return number, self.measured.source, f"{self.measured.run}, {how}"
+                stated = quantity.name in self.measured.stated
+                source = "stated" if stated else self.measured.source
+                return number, source, f"{self.measured.run}, {how}"
             if quantity.name in self.measured.missing:
                 detail = f"{self.measured.run}: {self.measured.missing[quantity.name]}"
         if quantity.default is None:

@@ -30,23 +30,24 @@ def measured(run: Path | None) -> Measured | None:
     from tapeline.runs import RunFolder
 
     folder = RunFolder(run, SystemClock())
-    folder.record()
+    stated = folder.record().get("config", {}).get("checkpoint", {}).get("mtbf_hours")
     decisions = decisions_of(run)
+    failing, why_not = _failing(folder.attempts(), stated)
     numbers: dict[str, Number] = {}
     missing: dict[str, str] = {}
     for found, names, why in (
-        (_stepping(run), _STEPPING, "it has no ledger"),
+        (_stepping(run), _STEPPING, "it has no ledger, or none of this"),
         (_saving(decisions), _SAVING, "saves weren't timed (checkpoint.every isn't auto)"),
-        (_failing(folder.attempts()), _FAILING, "no life of the run has a recorded end"),
+        (failing, ("mtbf_hours",), why_not),
     ):
         numbers |= found
         missing |= {name: why for name in names if name not in found}
-    return Measured(str(run), numbers, missing)
+    told = {"mtbf_hours"} if stated is not None else set()
+    return Measured(str(run), numbers, missing, stated=frozenset(told))
 
 
 _STEPPING = ("data_ms", "compute_ms", "restart_minutes")
 _SAVING = ("checkpoint_seconds", "async_fraction", "write_slowdown")
-_FAILING = ("failures", "exposure_hours")
 
 
 def decisions_of(run: Path) -> list[dict[str, Any]]:
@@ -112,17 +113,21 @@ def _saving(decisions: list[dict[str, Any]]) -> dict[str, Number]:
     return found
 
 
-def _failing(lives: list[dict[str, Any]]) -> dict[str, Number]:
-    """Failures and the time under which they were counted: of lives whose end was recorded."""
+def _failing(lives: list[dict[str, Any]], stated: float | None) -> tuple[dict[str, Number], str]:
+    """The MTBF that the run was told, else its failures; and why neither is there."""
+    if stated is not None:
+        return {"mtbf_hours": (stated, "its configuration")}, ""
     ended = [life for life in lives if "ended" in life]
     hours = sum(_lived_s(life) for life in ended) / _S_PER_HOUR
-    if not hours > 0:
-        return {}
     failures = sum(life.get("how") in ("killed", "failed") for life in lives)
+    if not hours > 0:
+        return {}, "no life of it has a recorded end"
+    if not failures:
+        return {}, f"no failure in {hours:.3g} h, which is too little to tell"
     return {
         "failures": (failures, "lives that were killed or failed"),
         "exposure_hours": (hours, "lives with a recorded end"),
-    }
+    }, ""
 
 
 def _lived_s(life: dict[str, Any]) -> float:
