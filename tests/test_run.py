@@ -374,12 +374,13 @@ def test_a_change_of_platform_between_two_lives_is_told_and_stays_recorded(
 
 def test_an_override_that_would_make_it_another_run_is_refused(workplace):
     run = killed_at(workplace, "overridden", 10)
-    with pytest.raises(RunError) as caught:
-        resume(run, ["training.learning_rate=0.5"])
-    assert str(caught.value) == (
-        f"{run}: expected settings that leave the run's computation alone, found "
-        "training.learning_rate=0.5. Start another run with them, using `tapeline train`."
-    )
+    for override in ("training.learning_rate=0.5", "training.threads=2", "training.batch=64"):
+        with pytest.raises(RunError) as caught:
+            resume(run, [override])
+        assert str(caught.value) == (
+            f"{run}: expected settings that leave the run's computation alone, found "
+            f"{override}. Start another run with them, using `tapeline train`."
+        )
     assert resume(run, ["checkpoint.keep=5"]).steps == 60
 
 
