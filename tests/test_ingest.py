@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import json
 import subprocess
 import sys
@@ -9,13 +11,16 @@ import time
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
+from typer.main import get_command
 
 from tapeline import cli
+from tapeline.cli.ingest import READER_OPTIONS
 from tapeline.errors import ConfigError, StoreError, TapeError
-from tapeline.ingest import IngestConfig, distinct, ingest, ingest_parallel, ingest_part
+from tapeline.ingest import IngestConfig, distinct, ingest, ingest_parallel, ingest_part, jobs
 from tapeline.store import Shards
-from tapeline.tape import Calendar, Gaps, LocalHours, UtcDays
+from tapeline.tape import READERS, Calendar, Gaps, LocalHours, UtcDays
 
 SECOND_MS = 1000
 DAY_MS = 86_400 * SECOND_MS
@@ -46,7 +51,8 @@ def tapes(tmp_path):
 
 def reading_of(tapes, *overrides):
     given = {"instrument": "X"}
-    return IngestConfig.from_mapping(given, "test", overrides).reading(tapes[0])
+    files = [file for files in tapes for file in files]
+    return IngestConfig.from_mapping(given, "test", overrides).reading(files)
 
 
 def test_again_changes_nothing_and_new_files_are_appended(tapes, tmp_path):
@@ -251,6 +257,133 @@ def test_unknown_settings_and_values(tapes):
         reading_of(tapes, "depth=0")
     with pytest.raises(TapeError, match=r"format: expected .*, found 'lobstr'. Write lobster"):
         reading_of(tapes, "reader=lobstr")
+
+
+@pytest.mark.parametrize("override", ["step_s=1", "crossed=nan", "max_age_s=5", "hold_s=2"])
+def test_sessions_of_other_options_are_refused_at_the_store(tapes, tmp_path, override):
+    ingest(tapes[:1], tmp_path, "mmap", reading_of(tapes))
+    name = override.partition("=")[0]
+    with pytest.raises(StoreError, match=rf"rows are made: expected {name} .*found {name} "):
+        ingest(tapes[1:2], tmp_path, "mmap", reading_of(tapes, override))
+    assert len(Shards(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("name", ["max_unreadable_share", "max_lifted_share", "max_unclear_share"])
+@pytest.mark.parametrize("share", ["5", "-0.1"])
+def test_a_share_is_from_zero_to_one(tapes, tmp_path, name, share):
+    with pytest.raises(TapeError) as caught:
+        ingest(tapes, tmp_path, "mmap", reading_of(tapes, f"{name}={share}"))
+    assert str(caught.value) == (
+        f"{name}: expected a share from 0 to 1, found {share}. Give {name} as a fraction: 0.05 is "
+        "five percent."
+    )
+
+
+def test_files_of_two_formats_are_refused_before_any_is_read(tapes, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("time,price\n2024-01-02T10:00:00Z,1\n")
+    with pytest.raises(TapeError) as caught:
+        reading_of([[tapes[0][0], table]])
+    assert str(caught.value) == (
+        f"{table}: expected orders, as {tapes[0][0]} is, found table. Ingest files of different "
+        "formats one after the other: each call appends to the store."
+    )
+
+
+def test_rows_without_a_derived_column_stand_in_the_report(tapes, tmp_path):
+    reading = reading_of(tapes, 'derive=["log_return"]')
+    (report, *_) = ingest(tapes, tmp_path, "mmap", reading).reports
+    assert report.counts.rows_undefined == {"log_return": 1}
+    assert report.as_dict()["rows_marked"] == 1
+    assert "40 rows, 1 of them marked (1 without log_return)" in str(report)
+
+
+@pytest.mark.timeout(240)
+def test_processes_tell_how_far_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "_WATCH_S", 0.001)
+    tapes = [[tmp_path / f"{day}.csv"] for day in range(3)]
+    for day, (path,) in enumerate(tapes):
+        path.write_text(orders(day, 8_000))
+    told = []
+    reading = reading_of(tapes)
+    ingest_parallel(
+        tapes, str(tmp_path / "s"), "mmap", reading, 2, progress=lambda *args: told.append(args)
+    )
+    num_bytes = sum(path.stat().st_size for (path,) in tapes)
+    assert {total for _, total in told} == {num_bytes}
+    done = [part for part, _ in told]
+    assert done == sorted(done)
+    assert done[0] == 0
+    assert done[-1] <= num_bytes
+
+
+def test_help_lists_the_options_of_each_reader():
+    options = {
+        name: ", ".join(field.name for field in dataclasses.fields(kind.Options))
+        for name, kind in READERS.items()
+    }
+    assert (
+        "; ".join(f"{name}: {names}" for name, names in options.items() if names) == READER_OPTIONS
+    )
+    help_of_set = next(
+        p.help for p in get_command(cli.app).commands["ingest"].params if "--set" in p.opts
+    )
+    assert READER_OPTIONS in help_of_set
+
+
+def wrong_files(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Files that can't be ingested, and what is said of each."""
+    text = "time,price\n" + "2024-01-02T10:00:00Z,1\n" * 50_000
+    noise = text + "".join(f"2024-01-02T10:00:00Z,{n * n % 7919}\n" for n in range(200_000))
+    cut = "a file that can be read to its end, found Truncated compressed stream. Fetch the file "
+    cut += "again: it may be cut short or damaged"
+    found = {
+        "folder": (None, "a file, found a directory. Give the files in it"),
+        "empty.csv": (b"", "a market data file, found an empty file. Give one with data"),
+        "header.csv": (
+            b"time,price\n",
+            "data for one valid row or more, found no record. Check that there is more to it than "
+            "a header",
+        ),
+        "cut.csv.gz": (gzip.compress(text.encode())[:-200], cut),
+        "cut.csv.zst": (pa.compress(noise.encode(), "zstd", asbytes=True)[:-200], cut),
+        "nothing.csv.gz": (
+            gzip.compress(b""),
+            "a market data file, found one that holds nothing, unpacked. Fetch it again: it may be "
+            "cut short",
+        ),
+    }
+    for name, (content, _) in found.items():
+        if content is None:
+            (folder / name).mkdir()
+        else:
+            (folder / name).write_bytes(content)
+    return {name: (folder / name, said) for name, (_, said) in found.items()}
+
+
+WRONG = ["folder", "empty.csv", "header.csv", "cut.csv.gz", "cut.csv.zst", "nothing.csv.gz"]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_files_are_told_and_leave_the_store_alone(tmp_path, name):
+    path, said = wrong_files(tmp_path)[name]
+    with pytest.raises(TapeError) as caught:
+        ingest([[path]], tmp_path / "s", "mmap", reading_of([[path]]))
+    assert str(caught.value) == f"{path}: expected {said}."
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # for root nothing is forbidden
+    with pytest.raises(TapeError) as caught:
+        reading_of([[tmp_path / "a.csv"]])
+    assert str(caught.value) == (
+        f"{tmp_path / 'a.csv'}: expected a file that may be read, found no permission to. Change "
+        "its permissions, or read it as another user."
+    )
 
 
 @pytest.mark.timeout(240)

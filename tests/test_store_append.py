@@ -312,3 +312,31 @@ def test_appends_of_several_processes_wait_for_each_other(tmp_path: Path, fmt: s
     assert sorted(map(str, shards.keys)) == sorted(f"{n}{i}" for n in "ABC" for i in range(8))
     assert shards.verify() == []
     assert {path.name for path in root.iterdir()} == {fmt}
+
+
+def test_rows_made_otherwise_are_refused_with_both_sides(tmp_path: Path) -> None:
+    made = {"step_s": "0.5", "crossed": "nan", "max_age_s": "60"}
+    write_shards([session("A", made=made)], tmp_path, "mmap")
+    assert Shards(tmp_path).index.made == made
+    assert dict(Shards(tmp_path).session(0).made) == made
+    before = files_of(tmp_path)
+    for other, expected, found in (
+        ({**made, "step_s": "1"}, "step_s 0.5", "step_s 1"),
+        (
+            {"step_s": "0.5", "crossed": "hold", "max_age_s": "60", "hold_s": "1"},
+            "crossed nan, hold_s not given",
+            "crossed hold, hold_s 1",
+        ),
+        (
+            {},
+            "crossed nan, max_age_s 60, step_s 0.5",
+            "crossed not given, max_age_s not given, step_s not given",
+        ),
+    ):
+        new = session("B", made=other)
+        assert told(lambda new=new: append_shards([new], tmp_path, "mmap")) == (
+            f"session B/2024-01-02, how its rows are made: expected {expected}, as A/2024-01-02 "
+            f"has, found {found}. Give it the options of this store, or a store of its own."
+        )
+    assert files_of(tmp_path) == before
+    assert append_shards([session("B", made=made)], tmp_path, "mmap") == 1

@@ -390,3 +390,16 @@ def test_the_extra_is_imported_only_when_used(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, check=True
     )
     assert said.stdout == b"set()\n"
+
+
+def test_a_file_url_is_the_folder_it_names(tmp_path: Path) -> None:
+    url = (tmp_path / "a store").as_uri()
+    assert "%20" in url
+    for fmt in ("zarr", "mmap"):
+        write_shards([session("A")], url, fmt)
+        assert append_shards([session("A"), session("B")], url, fmt) == 1
+        for root in (url, tmp_path / "a store"):
+            shards = Shards(root, fmt)
+            assert (len(shards), shards.verify()) == (2, [])
+    assert Shards(url).folder == tmp_path / "a store" / "mmap"
+    assert [s.key.instrument for s in stream_sessions(url, "zarr")] == ["A", "B"]

@@ -10,7 +10,8 @@ import pytest
 from tapeline.errors import TapeError
 from tapeline.session import Session, SessionKey
 from tapeline.store import Shards, append_shards, write_shards
-from tapeline.tape import derivations, derive, synthetic_sessions
+from tapeline.tape import Counts, derivations, derive, synthetic_sessions
+from tapeline.tape.report import listed
 
 COLUMNS = ("mid", "bid_price_1", "bid_size_1", "ask_price_1", "ask_size_1")
 
@@ -115,3 +116,42 @@ def test_what_does_not_fit():
         )
     with pytest.raises(TapeError, match="found a name that is there already"):
         list(derive([book((0, 3, 1, 1))], derivations(["spread", "spread"])))
+
+
+def raises(session):
+    raise ZeroDivisionError("no size")
+
+
+def nothing(session):
+    return None
+
+
+def several(session):
+    """The first is undefined in row 1, the second in rows 1 and 2."""
+    first, second = np.zeros((2, len(session)))
+    first[1:2], second[1:3] = np.nan, np.nan
+    return {"first": first, "second": second}
+
+
+def test_a_function_that_raises_is_told_with_what_it_raised():
+    (wanted,) = derivations([f"{__name__}:raises"])
+    with pytest.raises(TapeError) as caught:
+        list(derive([book((0, 3, 1, 1))], [wanted]))
+    assert str(caught.value) == (
+        f"derived column {__name__}:raises of session X: expected numbers from {__name__}:raises, "
+        f"found ZeroDivisionError: no size. Correct {__name__}:raises: it is given a session and "
+        "returns a column or more by name."
+    )
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    with pytest.raises(TapeError, match=r"found shape \[\]"):
+        list(derive([book((0, 3, 1, 1))], derivations([f"{__name__}:nothing"])))
+
+
+def test_rows_marked_by_a_derived_column_are_counted_once_and_by_column():
+    counts = Counts(rows=4, rows_crossed=1)
+    session = book(*[(0, 3, 1, 1)] * 4, valid=[True, True, True, False])
+    (made,) = derive([session], derivations([f"{__name__}:several"]), counts)
+    assert made.valid.tolist() == [True, False, False, False]
+    assert counts.rows_undefined == {"first": 1, "second": 1}
+    assert counts.rows_marked == 3
+    assert listed(counts.marked()) == " (1 crossed, 1 without first, 1 without second)"

@@ -11,7 +11,16 @@ import pytest
 from conformance_tape import TapeConformance, assert_same
 
 from tapeline.errors import TapeError
-from tapeline.tape import Calendar, Gaps, GridOptions, detect, read_tape
+from tapeline.tape import (
+    Calendar,
+    Gaps,
+    GridOptions,
+    LocalHours,
+    Policy,
+    UtcDays,
+    detect,
+    read_tape,
+)
 
 SAMPLES = Path(__file__).parents[2] / "shared" / "samples"
 START_S = 1_572_964_200  # 2019-11-05 14:30 UTC, 09:30 in New York
@@ -98,7 +107,7 @@ def test_a_bar_is_known_at_its_end(tmp_path):
     assert report.counts.rows_missing == 1
     (closed,), report = read(write(tmp_path, BARS), stamp="close", **NEW_YORK)
     assert (closed.times // 10**9 - START_S).tolist() == [0, 60, 120, 180, 300]
-    assert "interval_s" not in report.detected
+    assert report.detected["interval_s"] == "60"
     (pinned,), _ = read(write(tmp_path, BARS), stamp="open", interval_s=30.5, **NEW_YORK)
     assert (pinned.times // 10**8 - START_S * 10).tolist() == [305, 905, 1505, 2105, 3305]
 
@@ -169,11 +178,106 @@ def test_fractions_of_any_width_in_one_file(tmp_path):
     assert (session.times - START_S * 10**9 - np.arange(10) * 10**9).tolist() == expected
 
 
-def test_an_hour_that_is_repeated_or_skipped(tmp_path):
-    lines = [f"{text},1" for text in ("2024-03-10 02:30", "2024-03-10 03:00", "2024-11-03 01:30")]
-    sessions, _ = read(write(tmp_path, lines, "time,price"), zone="America/Chicago")
+CLOSING = [
+    f"2019-11-05 {clock},{price},{price},{price},{price},7"
+    for clock, price in (("09:29", 1), ("09:30", 2), ("15:58", 3), ("15:59", 4), ("16:00", 5))
+]
+
+
+@pytest.mark.parametrize("sessions", ["hours", "utc"])
+@pytest.mark.parametrize("step_ns", [None, 60 * 10**9])
+def test_the_bar_that_closes_a_session_is_its_last_however_it_is_stamped(
+    tmp_path, step_ns, sessions
+):
+    """A bar belongs to the session that it opens in, and is known at its end."""
+    found = []
+    for stamp, shift in (("open", 0), ("close", 1)):
+        lines = []
+        for line in CLOSING:
+            clock, rest = line[11:16], line[16:]
+            minutes = int(clock[:2]) * 60 + int(clock[3:]) + shift
+            lines.append(f"2019-11-05 {minutes // 60:02}:{minutes % 60:02}:00{rest}")
+        hours = LocalHours(("09:30-16:00",), "America/New_York")
+        tape = read_tape(
+            write(tmp_path, lines),
+            format="table",
+            sessions=hours if sessions == "hours" else UtcDays(),
+            grid=GridOptions(step_ns=step_ns, max_age_s=60),
+            options={"stamp": stamp, "interval_s": 60, **NEW_YORK},
+        )
+        (session,) = tape
+        found.append((session, tape.report.counts))
+    (session, counts), (closed, _) = found
+    assert_same([session], [closed])
+    known = (session.times // 10**9 - START_S)[session.valid].tolist()
+    opens = session.values[session.valid, 0] + session.origin
+    if sessions == "hours":
+        assert (counts.outside, counts.events_after_last_row) == (2, 0)
+        assert session.times[-1] // 10**9 - START_S == 390 * 60
+        assert (known[0], known[-1], opens[0], opens[-1]) == (60, 390 * 60, 2, 4)
+        assert len(session) == (3 if step_ns is None else 390)
+    else:
+        assert counts.outside == 0
+        assert (known[0], known[-1], opens[0], opens[-1]) == (0, 391 * 60, 1, 5)
+
+
+def test_a_bar_that_ends_after_its_session_has_a_row_of_its_own_and_none_on_a_grid(tmp_path):
+    lines = [
+        f"2019-11-05 {hour}:30:00,{hour},{hour},{hour},{hour},7" for hour in ("13", "14", "15")
+    ]
+    for step_ns, last_s, num_lost in ((None, 16.5, 0), (1800 * 10**9, 16, 1)):
+        tape = read_tape(
+            write(tmp_path, lines),
+            format="table",
+            sessions=LocalHours(("13:30-16:00",), "America/New_York"),
+            grid=GridOptions(step_ns=step_ns, max_age_s=None),
+            options={"stamp": "open", **NEW_YORK},
+        )
+        (session,) = tape
+        assert (session.times[-1] // 10**9 - START_S) / 3600 + 9.5 == last_s
+        assert (tape.report.counts.outside, tape.report.counts.events_after_last_row) == (
+            0,
+            num_lost,
+        )
+        assert session.made["bar_s"] == "3600"
+
+
+def test_the_day_of_a_daily_bar_is_the_one_it_opens_on(tmp_path):
+    lines = [f"2019-11-0{day},1,1,1,1,7" for day in (4, 5, 6)]
+    sessions, _ = read(write(tmp_path, lines), stamp="open", zone="UTC")
+    assert [session.key.date for session in sessions] == ["2019-11-04", "2019-11-05", "2019-11-06"]
+
+
+def dst_lines(num: int) -> list[str]:
+    texts = ["2024-03-10 02:30", "2024-03-10 03:00", "2024-11-03 01:30"]
+    later = [f"2024-11-04 {n // 60:02}:{n % 60:02}" for n in range(num)]
+    return [f"{text},1" for text in [*texts, *later]]
+
+
+def test_an_hour_that_is_repeated_or_skipped_is_counted(tmp_path):
+    path = write(tmp_path, dst_lines(200), "time,price")
+    sessions, report = read(path, zone="America/Chicago")
     texts = [str(np.datetime64(int(t), "ns"))[:16] for s in sessions for t in s.times]
-    assert texts == ["2024-03-10T08:00", "2024-03-10T08:00", "2024-11-03T06:30"]
+    assert texts[:3] == ["2024-03-10T08:00", "2024-03-10T08:00", "2024-11-03T06:30"]
+    assert (report.counts.times_skipped, report.counts.times_repeated) == (1, 1)
+    for words in (
+        "1 time in an hour skipped by daylight saving, taken as the first moment after it",
+        "1 time in an hour repeated by daylight saving, taken as the earlier of the two",
+    ):
+        assert words in str(report)
+
+
+def test_too_many_unclear_local_times_are_refused_unless_allowed(tmp_path):
+    path = write(tmp_path, dst_lines(10), "time,price")
+    assert refusal(path, zone="America/Chicago") == (
+        "FILE: expected at most 1.0000% of the local times in an hour that daylight saving skips "
+        "or repeats, found 1 in one skipped and 1 in one repeated, of 13. Check the zone, or write "
+        "the times in UTC or with their offset; or raise max_unclear_share (`--set "
+        "max_unclear_share=…`) if the first moment after and the earlier of the two will do."
+    )
+    options = {"zone": "America/Chicago"}
+    tape = read_tape(path, options=options, policy=Policy(max_unclear_share=0.2), format="table")
+    assert len(list(tape)) == 3
 
 
 BAD = ["soon,1", "1989-12-31,1", "2100-01-01,1", "1800-01-01,1", ",1", "2019-11-05,many", "x,1,2"]

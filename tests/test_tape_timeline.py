@@ -57,7 +57,7 @@ def test_a_single_time_far_ahead_is_left_out_and_counted(tmp_path, ahead_ms):
     assert session.times.tobytes() == expected[0].times.tobytes()
     assert (report.counts.events_stray, report.counts.times_lifted) == (1, 0)
     assert report.counts.lines_read == whole.counts.lines_read + 1
-    assert "1 events of a time far ahead of both neighbours, left out" in str(report)
+    assert "1 event of a time far ahead of both neighbours, left out" in str(report)
 
 
 def test_a_stray_time_in_a_short_file_is_named(tmp_path):

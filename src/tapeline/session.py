@@ -48,6 +48,7 @@ class Session:
         origin: what was subtracted from every price column before the cast to float32, in price
             units. A float32 near 61,686 has a step of 0.0039; differences don't suffer from it.
         derived: names of columns that were computed from others, to the version of how.
+        made: how rows came about, by the names of the options; one store has rows made alike.
 
     Raises:
         StoreError: shapes or dtypes that don't fit together, names that aren't distinct, times
@@ -62,6 +63,7 @@ class Session:
     valid: BoolArray | None = None
     origin: float = 0.0
     derived: Mapping[str, str] = field(default_factory=dict)
+    made: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         values = self.values

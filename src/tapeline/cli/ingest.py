@@ -7,12 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tapeline.cli.output import Json, Set, print_json, progress_bar, say
+from tapeline.cli.output import Json, print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tapeline.ingest import IngestConfig, Ingested
+
+READER_OPTIONS = (
+    "databento: instrument_id, publisher_id, clock, schema, prices, time_unit; "
+    "hftbacktest: from_empty; lobster: date; orders: time_unit, zone, tick; "
+    "table: time, columns, prices, time_unit, time_format, zone, stamp, interval_s; "
+    "tardis: clock, time_unit"
+)
+SetWithOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="KEY=VALUE, as told above; or options.NAME=VALUE, an option of the file's reader, "
+        f"such as options.zone=UTC; may be repeated. The readers' are: {READER_OPTIONS}.",
+    ),
+]
 
 
 def ingest(
@@ -34,7 +49,7 @@ def ingest(
     reader: Annotated[
         str | None, typer.Option(help="Name of the format; default: by content.")
     ] = None,
-    overrides: Set = None,
+    overrides: SetWithOptions = None,
     synthetic: Annotated[
         int | None, typer.Option(help="Instead of files: sessions of the seeded market.")
     ] = None,
@@ -51,13 +66,14 @@ def ingest(
 
     Reading the same files again changes nothing. --set sets step_s, depth, max_age_s, age_column,
     crossed, locked, one_sided, hold_s, stale_cross_s, pre, post, night_from, weekends,
-    max_unreadable_share, max_lifted_share, derive, and options.NAME of the reader.
+    max_unreadable_share, max_lifted_share, max_unclear_share and derive.
 
     Example: tapeline ingest orders.csv.gz --instrument BTCUSD --out stores/btcusd
     """
     from tapeline.ingest import IngestConfig, check_out
+    from tapeline.store.place import folder_of, is_remote
 
-    out = store if "://" in store else Path(store)  # a Path would fold the slashes of a URL
+    out = store if is_remote(store) else folder_of(store)
     _check_one_source(files, synthetic)
     check_out(out, fmt)
     if synthetic is not None:
@@ -108,7 +124,7 @@ def _ingest(
             found="more",
             fix="Remove the store first, instead of --replace",
         )
-    reading = config.reading(tapes[0])
+    reading = config.reading([file for files in tapes for file in files])
     tapes = distinct(tapes, reading)
     if part is not None:
         number, _, num_parts = part.partition("/")
@@ -119,10 +135,13 @@ def _ingest(
                 found=part,
                 fix="Count parts from 1",
             )
-        return ingest_part(tapes, out, fmt, reading, int(number), int(num_parts))
-    if jobs > 1:
-        return ingest_parallel(tapes, out, fmt, reading, jobs)
+        with progress_bar("Reading") as progress:
+            return ingest_part(
+                tapes, out, fmt, reading, int(number), int(num_parts), progress=progress
+            )
     with progress_bar("Reading") as progress:
+        if jobs > 1:
+            return ingest_parallel(tapes, out, fmt, reading, jobs, progress=progress)
         return ingest(tapes, out, fmt, reading, replace=replace, progress=progress)
 
 
@@ -141,11 +160,12 @@ def _synthetic(
 
 def _print(out: Path | str, fmt: str, done: Ingested | None, as_json: bool) -> None:
     from tapeline.store import Shards
+    from tapeline.tape.report import counted
 
     shards = Shards(out, fmt)
     marked = sum(b - a for entry in shards.index.sessions for a, b in entry.invalid)
-    size = f"{len(shards)} sessions, {int(shards.offsets[-1]):,} rows, {marked:,} of them marked"
-    say(f"{shards.folder}: {size}")  # also by derived columns, which no tape's report knows of
+    rows = counted(int(shards.offsets[-1]), "row")
+    say(f"{shards.folder}: {counted(len(shards), 'session')}, {rows}, {marked:,} of them marked")
     if as_json:
         print_json(
             {

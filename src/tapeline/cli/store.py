@@ -24,6 +24,7 @@ def info(root: Root, fmt: Format = None, as_json: Json = False) -> None:
     """
     from tapeline.report import Table, print_table
     from tapeline.store import open_reader
+    from tapeline.tape.report import counted
 
     reader = open_reader(root, fmt)
     index = reader.index
@@ -43,6 +44,8 @@ def info(root: Root, fmt: Format = None, as_json: Json = False) -> None:
                 "format": index.fmt,
                 "bytes": reader.bytes,
                 "columns": index.columns,
+                "made": index.made,
+                "derived": index.derived,
                 "rows": index.num_rows,
                 "fingerprint": index.fingerprint(),
                 "sessions": [
@@ -53,8 +56,8 @@ def info(root: Root, fmt: Format = None, as_json: Json = False) -> None:
         )
         return
     say(
-        f"{reader.place}: {len(rows)} sessions, {index.num_rows:,} rows of "
-        f"{len(index.columns)} columns, {reader.bytes:,} bytes"
+        f"{reader.place}: {counted(len(rows), 'session')}, {counted(index.num_rows, 'row')} of "
+        f"{counted(len(index.columns), 'column')}, {reader.bytes:,} bytes"
     )
     caption = f"{reader.place}, fingerprint {index.fingerprint()}"
     print_table(Table(["session", "rows", "rows no window touches", "origin"], rows, caption))
@@ -121,6 +124,7 @@ def verify(root: Root, fmt: Format = None, as_json: Json = False) -> None:
     """
     from tapeline.errors import StoreError
     from tapeline.store import open_reader
+    from tapeline.tape.report import counted
 
     reader = open_reader(root, fmt)
     found = reader.verify()
@@ -133,7 +137,7 @@ def verify(root: Root, fmt: Format = None, as_json: Json = False) -> None:
             found=f"{len(found)} parts that differ, the first: {found[0]}",
             fix="Copy the store again, or write it anew from its source",
         )
-    say(f"{reader.place}: {len(reader.index.sessions)} sessions verified")
+    say(f"{reader.place}: {counted(len(reader.index.sessions), 'session')} verified")
 
 
 @app.command()
@@ -153,11 +157,12 @@ def convert(
     Example: tapeline store convert stores/btcusd --to zarr --out s3://bucket/btcusd
     """
     from tapeline.store import stream_sessions, write_shards
+    from tapeline.tape.report import counted
 
     numbers = itertools.count(1)
     sessions = (session for session, _ in zip(stream_sessions(root, fmt), numbers, strict=False))
     folder = write_shards(sessions, out or root, to, replace=replace)
-    say(f"{folder}: {next(numbers) - 1} sessions")
+    say(f"{folder}: {counted(next(numbers) - 1, 'session')}")
 
 
 @app.command()

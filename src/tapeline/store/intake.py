@@ -41,6 +41,7 @@ class Intake:
         self.columns: list[str] = [] if index is None else index.columns
         self.beside: list[str] = [] if index is None else index.beside
         self.derived: dict[str, str] = {} if index is None else index.derived
+        self.made: dict[str, str] = {} if index is None else index.made
         self._held = {entry.key: entry for entry in self.entries}
         self._new: set[SessionKey] = set()
         self._num_rows = 0 if index is None else index.num_rows
@@ -54,7 +55,7 @@ class Intake:
         if not self.entries:
             self.columns = list(session.columns)
             self.beside = [name for name in arrays_of(session) if name != "values"]
-            self.derived = dict(session.derived)
+            self.derived, self.made = dict(session.derived), dict(session.made)
         self._check_fits(session)
         valid = self._valid_rows(session)
         session = _with_one_nan(session)
@@ -93,6 +94,14 @@ class Intake:
                 found=_versions(session.derived),
                 fix="Derive all sessions of a store alike, or write the store anew",
             )
+        if dict(session.made) != self.made:
+            expected, found = _differing(self.made, session.made)
+            raise StoreError(
+                f"session {session.key}, how its rows are made",
+                expected=f"{expected}, as {first} has",
+                found=found,
+                fix="Give it the options of this store, or a store of its own",
+            )
         if session.key in self._new:
             raise StoreError(
                 f"session {session.key}",
@@ -129,6 +138,16 @@ class Intake:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+
+
+def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str]:
+    """What two have differently, each as words."""
+    names = [name for name in sorted({**one, **other}) if one.get(name) != other.get(name)]
+    first, second = (
+        ", ".join(f"{name} {side.get(name, 'not given')}" for name in names)
+        for side in (one, other)
+    )
+    return first, second
 
 
 def _versions(derived: Mapping[str, str]) -> str:

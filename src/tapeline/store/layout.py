@@ -91,6 +91,7 @@ class StoreIndex(_Frozen):
     columns: list[str]
     beside: list[str]
     derived: dict[str, str] = Field(default_factory=dict)  # column to the version of how
+    made: dict[str, str] = Field(default_factory=dict)  # how rows came about, by option
     sessions: list[SessionEntry]
     files: dict[str, FileEntry]
 
@@ -124,6 +125,7 @@ class StoreIndex(_Frozen):
             entry.valid(),
             entry.origin,
             self.derived,
+            self.made,
         )
 
     def save(self, place: Place) -> None:

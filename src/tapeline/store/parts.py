@@ -19,7 +19,7 @@ from tapeline.store.append import append_shards
 from tapeline.store.formats import Reader
 from tapeline.store.intake import NanPolicy
 from tapeline.store.layout import INDEX, StoreIndex, check_format
-from tapeline.store.place import Root, is_url, place_of
+from tapeline.store.place import Root, is_remote, place_of
 from tapeline.store.source import open_reader
 from tapeline.store.write import Sessions
 
@@ -126,7 +126,7 @@ def join_shards(parts: Sequence[Root], root: Root, fmt: str) -> Root:
         if next(_new_sessions(readers, root, fmt), None) is not None or not readers:
             raise
     place = place_of(root, fmt)
-    return str(place) if is_url(root) else place.folder
+    return str(place) if is_remote(root) else place.folder
 
 
 def _new_sessions(readers: list[Reader], root: Root, fmt: str) -> Iterator[Session]:

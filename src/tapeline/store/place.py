@@ -3,7 +3,7 @@
 Covers: reading, listing, writing and deleting files by name, the commit of one file, and the lock
 between writers. Does not cover what the files mean. Credentials and endpoints of a URL come from
 the environment, as its fsspec backend documents (for S3: `AWS_ACCESS_KEY_ID`, `AWS_PROFILE`,
-`AWS_ENDPOINT_URL`, …).
+`AWS_ENDPOINT_URL`, …). A `file://` URL is the folder it names.
 
 An object store can't rename, and has no locks. A store there is committed by the index object,
 which is written last, and takes one writer at a time; a second one is found out at its commit.
@@ -19,12 +19,15 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from tapeline.errors import StoreError
 from tapeline.files import ASIDE, atomic_write, fsync_folder
 
 Root = Path | str
+_FILE: Final = "file://"
 
 
 class Place(ABC):
@@ -301,11 +304,23 @@ def is_url(root: Root) -> bool:
     return isinstance(root, str) and "://" in root
 
 
+def is_remote(root: Root) -> bool:
+    """Whether a store's root is a URL of anything but this machine's files."""
+    return is_url(root) and not str(root).startswith(_FILE)
+
+
+def folder_of(root: Root) -> Path:
+    """The folder that a path or a `file://` URL names."""
+    if str(root).startswith(_FILE):
+        return Path(url2pathname(urlsplit(str(root)).path))
+    return Path(root)
+
+
 def place_of(root: Root, name: str) -> Place:
     """The place `name` under a store's root."""
-    if is_url(root):
+    if is_remote(root):
         return Remote(f"{str(root).rstrip('/')}/{name}")
-    return Folder(Path(root) / name)
+    return Folder(folder_of(root) / name)
 
 
 def import_extra(module: str) -> Any:

@@ -14,7 +14,7 @@ from tapeline.errors import StoreError
 from tapeline.session import BoolArray, Float32Array, Int64Array, Session, SessionKey
 from tapeline.store.cache import cached_reader
 from tapeline.store.formats import Reader
-from tapeline.store.place import Root, is_url
+from tapeline.store.place import Root, folder_of, is_remote
 from tapeline.store.source import open_reader
 
 
@@ -58,11 +58,11 @@ class Shards:
         cache: Path | str | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        self.root: Root = root if is_url(root) else Path(root)
+        self.root: Root = root if is_remote(root) else folder_of(root)
         source = open_reader(self.root, fmt)
         self.index = source.index
         self.fmt: str = self.index.fmt
-        self.folder: Root = str(source.place) if is_url(root) else source.place.folder
+        self.folder: Root = str(source.place) if is_remote(root) else source.place.folder
         self._source = source
         self._cache = (cache, cache_bytes)
         self._reader: Reader = (

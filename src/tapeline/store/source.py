@@ -8,7 +8,7 @@ from tapeline.errors import StoreError
 from tapeline.session import Session
 from tapeline.store.formats import READERS, Reader
 from tapeline.store.layout import EVERY_FORMAT, INDEX, StoreIndex, check_format
-from tapeline.store.place import Place, Root, is_url, place_of
+from tapeline.store.place import Place, Root, is_remote, place_of
 from tapeline.store.recover import put_back
 
 
@@ -45,7 +45,9 @@ def _find(root: Root, fmt: str | None) -> tuple[Place, str]:
     """The place of the wanted format, or of the fastest one there is."""
     if fmt is not None:
         check_format(fmt)
-    places = {name: place_of(root, name) for name in (("zarr",) if is_url(root) else EVERY_FORMAT)}
+    places = {
+        name: place_of(root, name) for name in (("zarr",) if is_remote(root) else EVERY_FORMAT)
+    }
     for place in places.values():
         put_back(place)
     here = [name for name, place in places.items() if place.has(INDEX)]

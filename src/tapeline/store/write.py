@@ -18,7 +18,7 @@ from tapeline.session import Session, as_session
 from tapeline.store.formats import WRITERS
 from tapeline.store.intake import Intake, NanPolicy
 from tapeline.store.layout import INDEX, FileEntry, StoreIndex, check_format
-from tapeline.store.place import Folder, Place, Root, is_url, place_of
+from tapeline.store.place import Folder, Place, Root, is_remote, place_of
 from tapeline.store.recover import mark_replaced, recover
 
 Sessions = Iterable[Session | npt.ArrayLike]
@@ -66,7 +66,7 @@ def write_unlocked(
     """What `write_shards` does once it holds the lock."""
     intake = Intake(nan)
     place = place_of(root, fmt)
-    if is_url(root):
+    if is_remote(root):
         _write_objects(sessions, root, fmt, intake, replace=replace)
         return str(place)
     recover(place)
@@ -122,6 +122,7 @@ def index_of(fmt: str, intake: Intake, files: dict[str, FileEntry]) -> StoreInde
         columns=intake.columns,
         beside=intake.beside,
         derived=intake.derived,
+        made=intake.made,
         sessions=intake.entries,
         files=dict(sorted(files.items())),
     )

@@ -78,12 +78,15 @@ class TableRows:
         values: float64 `[n, columns]`; NaN where a cell is missing.
         columns: a name for each column, the same in every block.
         are_prices: for each column, whether the session's origin is taken off it.
+        bar_ns: how long before it is known what a row tells of begins; zero for instants. A bar
+            belongs to the session that it opens in.
     """
 
     times_ns: Int64Array
     values: Float64Array
     columns: tuple[str, ...]
     are_prices: tuple[bool, ...]
+    bar_ns: int = 0
 
     def __post_init__(self) -> None:
         assert self.values.shape == (len(self.times_ns), len(self.columns)), "[n, columns]"

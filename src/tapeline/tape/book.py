@@ -19,8 +19,9 @@ from tapeline.session import Int64Array
 UNITS: Final = 1_000_000_000  # nine decimals: no tick has to be known before the first price
 
 BID, ASK = 0, 1  # places of the sides in `Book`
-SLOT: Final = ("kind", "price", "whole", "billionths", "placed_ns", "born")
+SLOT = ("kind", "price", "whole", "billionths", "placed_ns", "born")
 KIND, PRICE, WHOLE, BILLIONTHS, PLACED_NS, BORN = range(len(SLOT))
+ID = len(SLOT)  # the first word of it
 EMPTY, IS_BID, IS_ASK, EARLY_DELETE = range(4)  # kinds of a slot
 _FIRST_LEVELS: Final = 256
 _FIRST_SLOTS: Final = 1024
@@ -59,31 +60,31 @@ class Orders(NamedTuple):
     """Orders by id: a table with open addresses, each probe the next slot.
 
     Attributes:
-        ids: uint64 `[capacity, words]`; the capacity is a power of two.
-        slots: int64 `[capacity, 6]`, the fields of `SLOT`. An order of size zero is known by its
-            id but rests at no level. `born` counts ids in the order that they came.
+        slots: int64 `[capacity, 6 + words]`: the fields of `SLOT`, then the id, together so that
+            they come from memory at once; the capacity is a power of two. An order of size zero is
+            known by its id but rests at no level. `born` counts ids in the order that they came.
         nums: int64 `[2]`: slots in use, and ids ever.
     """
 
-    ids: npt.NDArray[np.uint64]
     slots: Int64Array
     nums: Int64Array
 
     @classmethod
     def empty(cls, num_words: int, capacity: int = _FIRST_SLOTS) -> Orders:
         """A table without orders."""
-        return cls(
-            np.zeros((capacity, num_words), np.uint64),
-            np.zeros((capacity, len(SLOT)), np.int64),
-            np.zeros(2, np.int64),
-        )
+        return cls(np.zeros((capacity, len(SLOT) + num_words), np.int64), np.zeros(2, np.int64))
+
+    @property
+    def num_words(self) -> int:
+        """Words of an id."""
+        return int(self.slots.shape[1]) - len(SLOT)
 
     def widened(self, num_words: int) -> Orders:
         """The same table for longer ids: the hash of one doesn't depend on zeros behind it."""
-        more = num_words - self.ids.shape[1]
-        return self._replace(ids=np.pad(self.ids, ((0, 0), (0, more))))
+        more = num_words - self.num_words
+        return self._replace(slots=np.pad(self.slots, ((0, 0), (0, more))))
 
 
-def words_of(ids: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Ids, uint64 or bytes of a multiple of eight, as uint64 `[n, words]`."""
-    return np.ascontiguousarray(ids).view(np.uint64).reshape(len(ids), -1)
+def words_of(ids: npt.NDArray[Any]) -> Int64Array:
+    """Ids, uint64 or bytes of a multiple of eight, as int64 `[n, words]`."""
+    return np.ascontiguousarray(ids).view(np.int64).reshape(len(ids), -1)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tapeline.errors import TapeError
 from tapeline.session import Session
+from tapeline.tape.report import Counts
 
 Column = npt.NDArray[np.floating[Any]]
 
@@ -49,24 +50,58 @@ def derivations(names: Sequence[str]) -> list[Derivation]:
     return [_KNOWN[name] if name in _KNOWN else _imported(name) for name in names]
 
 
-def derive(sessions: Iterable[Session], wanted: Sequence[Derivation]) -> Iterator[Session]:
+def derive(
+    sessions: Iterable[Session], wanted: Sequence[Derivation], counts: Counts | None = None
+) -> Iterator[Session]:
     """The same sessions with the derived columns behind their own.
 
+    Args:
+        sessions: what to derive from.
+        wanted: what to derive.
+        counts: where to count, by column, the rows that are marked because it is undefined there;
+            of several such columns the first is told.
+
     Raises:
-        TapeError: a session lacks a column that is needed, or a function gives something else
-            than finite-or-NaN numbers, one for each row.
+        TapeError: a session lacks a column that is needed, or a function raises or gives something
+            else than finite-or-NaN numbers, one for each row.
     """
     for session in sessions:
-        yield _derived(session, wanted)
+        derived = _derived(session, wanted)
+        if counts is not None:
+            _count_undefined(session, derived, counts)
+        yield derived
+
+
+def _count_undefined(session: Session, derived: Session, counts: Counts) -> None:
+    left = np.ones(len(session), np.bool_) if session.valid is None else session.valid
+    for number in range(len(session.columns), len(derived.columns)):
+        undefined = left & np.isnan(derived.values[:, number])
+        left = left & ~undefined
+        counts.undefine(derived.columns[number], int(np.count_nonzero(undefined)))
+
+
+def _computed(derivation: Derivation, session: Session) -> dict[str, Column]:
+    try:
+        found = derivation.compute(session)
+        columns = found if isinstance(found, dict) else {derivation.name: found}
+        return {name: np.asarray(column, np.float64) for name, column in columns.items()}
+    except TapeError:
+        raise
+    except Exception as error:  # whatever a user's function may raise
+        said = str(error).partition("\n")[0]
+        raise TapeError(
+            f"derived column {derivation.name} of session {session.key}",
+            expected=f"numbers from {derivation.name}",
+            found=f"{type(error).__name__}: {said}" if said else type(error).__name__,
+            fix=f"Correct {derivation.name}: it is given a session and returns a column or more "
+            "by name",
+        ) from error
 
 
 def _derived(session: Session, wanted: Sequence[Derivation]) -> Session:
     added: dict[str, Column] = {}
     for derivation in wanted:
-        found = derivation.compute(session)
-        for name, column in (
-            found if isinstance(found, dict) else {derivation.name: found}
-        ).items():
+        for name, column in _computed(derivation, session).items():
             if np.shape(column) != (len(session),) or name in (*session.columns, *added):
                 raise TapeError(
                     f"derived column {name} of session {session.key}",

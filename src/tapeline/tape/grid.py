@@ -113,6 +113,8 @@ class Policy:
         hold_s: the limit of `hold`, in seconds.
         stale_cross_s: of two orders that cross for this long the older is taken off the book; None:
             never. For tapes of orders that lose deletes; others have no orders to take off.
+        max_unclear_share: largest share of local times that may lie in an hour which daylight
+            saving skips or repeats: their moment is a guess, and counted.
     """
 
     crossed: Answer = "nan"
@@ -120,6 +122,7 @@ class Policy:
     one_sided: Answer = "nan"
     hold_s: float = 1.0
     stale_cross_s: float | None = None
+    max_unclear_share: float = 0.01
 
     def __post_init__(self) -> None:
         for name in ("crossed", "locked", "one_sided"):
@@ -130,6 +133,7 @@ class Policy:
                     found=repr(getattr(self, name)),
                     fix="Give one of them",
                 )
+        check_share("max_unclear_share", self.max_unclear_share)
         to_ns("hold_s", self.hold_s)
         if self.stale_cross_s is not None:
             to_ns("stale_cross_s", self.stale_cross_s)
@@ -139,6 +143,21 @@ class Policy:
         limits = {"keep": KEEP, "drop": FOREVER, "nan": NEVER, "hold": to_ns("hold_s", self.hold_s)}
         answers = (self.crossed, self.locked, self.one_sided)
         return np.array([KEEP, *(limits[answer] for answer in answers)], np.int64)
+
+
+def made_by(options: GridOptions, policy: Policy | None) -> dict[str, str]:
+    """What makes rows comparable, beside their columns; `policy` for rows of a book."""
+    step_ns = options.step_ns
+    age = "any" if options.max_age_s is None else f"{options.max_age_s:g}"
+    made = {"step_s": "none" if step_ns is None else f"{step_ns / 1e9:.9g}", "max_age_s": age}
+    if policy is not None:
+        names = ("crossed", "locked", "one_sided")
+        made |= {name: getattr(policy, name) for name in names}
+        if "hold" in made.values():
+            made["hold_s"] = f"{policy.hold_s:g}"
+        if policy.stale_cross_s is not None:
+            made["stale_cross_s"] = f"{policy.stale_cross_s:g}"
+    return made
 
 
 def to_ns(name: str, seconds: float) -> int:
@@ -152,6 +171,21 @@ def to_ns(name: str, seconds: float) -> int:
             name, expected="seconds, zero or more", found=str(seconds), fix=f"Correct {name}"
         )
     return round(seconds * 1e9)
+
+
+def check_share(name: str, share: float) -> None:
+    """Refuse what is no share.
+
+    Raises:
+        TapeError: it isn't from 0 to 1.
+    """
+    if not 0 <= share <= 1:  # also refuses NaN
+        raise TapeError(
+            name,
+            expected="a share from 0 to 1",
+            found=f"{share:g}",
+            fix=f"Give {name} as a fraction: 0.05 is five percent",
+        )
 
 
 def book_columns(depth: int) -> tuple[str, ...]:
@@ -212,6 +246,8 @@ class Rows:
         """The instants up to `until_ns` that have no row yet; rows for all of them must follow."""
         step_ns = self._options.step_ns
         assert step_ns is not None, "a grid"
+        if self.span.whole:  # a bar that opens in a session may be known after its end
+            until_ns = min(until_ns, self.span.end_ns - 1)
         if (until_ns - self.next_ns) // step_ns >= MAX_ROWS:
             raise TapeError(
                 "step_ns",

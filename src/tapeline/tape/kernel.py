@@ -18,7 +18,7 @@ import numba
 import numpy as np
 
 from tapeline.compiled import compiled
-from tapeline.tape.blocks import CHANGED, CLEARED, CREATED, DELETED, REDUCED
+from tapeline.tape.blocks import CLEARED, CREATED, DELETED, REDUCED
 from tapeline.tape.book import (
     ASK,
     BID,
@@ -26,6 +26,7 @@ from tapeline.tape.book import (
     BORN,
     EARLY_DELETE,
     EMPTY,
+    ID,
     IS_ASK,
     IS_BID,
     KIND,
@@ -89,49 +90,57 @@ _U27, _U30, _U31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 @numba.njit(inline="always")
-def _place_of(keys: Any, num: Any, key: Any) -> Any:
+def _place_of(keys: Any, side: Any, num: Any, key: Any) -> Any:
     """The first of `num` rising keys that isn't below `key`; sought from the end, where most is."""
     low, high, step = 0, num, 1
     while step <= num:
-        if keys[num - step] < key:
+        if keys[side, num - step] < key:
             low = num - step + 1
             break
         high = num - step
         step *= 2
     while low < high:
         middle = (low + high) // 2
-        if keys[middle] < key:
+        if keys[side, middle] < key:
             low = middle + 1
         else:
             high = middle
     return low
 
 
-@numba.njit
+@numba.njit(inline="always")
+def _move(keys: Any, sizes: Any, side: Any, source: Any, target: Any) -> None:
+    keys[side, target] = keys[side, source]
+    sizes[side, target, 0] = sizes[side, source, 0]
+    sizes[side, target, 1] = sizes[side, source, 1]
+
+
+@numba.njit(forceinline=True)
 def _put(book: Any, side: Any, price: Any, whole: Any, billionths: Any, is_added: Any) -> None:
     """Make the total at a price this size, or add to it; a level of size zero goes."""
-    keys, sizes, num = book.keys[side], book.sizes[side], book.nums[side]
+    keys, sizes, nums = book.keys, book.sizes, book.nums
+    num = nums[side]
     key = price if side == BID else -price
-    at = _place_of(keys, num, key)
-    is_there = at < num and keys[at] == key
+    at = _place_of(keys, side, num, key)
+    is_there = at < num and keys[side, at] == key
     if is_there and is_added:
-        whole, billionths = sizes[at, 0] + whole, sizes[at, 1] + billionths
+        whole, billionths = sizes[side, at, 0] + whole, sizes[side, at, 1] + billionths
     if whole == 0 and billionths == 0:
         if is_there:
             for i in range(at, num - 1):
-                keys[i], sizes[i, 0], sizes[i, 1] = keys[i + 1], sizes[i + 1, 0], sizes[i + 1, 1]
-            book.nums[side] = num - 1
+                _move(keys, sizes, side, i + 1, i)
+            nums[side] = num - 1
         return
     if not is_there:
         for i in range(num, at, -1):
-            keys[i], sizes[i, 0], sizes[i, 1] = keys[i - 1], sizes[i - 1, 0], sizes[i - 1, 1]
-        book.nums[side] = num + 1
-    keys[at], sizes[at, 0], sizes[at, 1] = key, whole, billionths
+            _move(keys, sizes, side, i - 1, i)
+        nums[side] = num + 1
+    keys[side, at], sizes[side, at, 0], sizes[side, at, 1] = key, whole, billionths
 
 
 @numba.njit(inline="always")
 def _kind(book: Any) -> Any:
-    bids, asks = book.nums
+    bids, asks = book.nums[BID], book.nums[ASK]
     if bids == 0 or asks == 0:
         return ONE_SIDED
     spread = book.keys[BID, bids - 1] + book.keys[ASK, asks - 1]  # an ask's key is minus its price
@@ -184,11 +193,8 @@ def _take_row(book: Any, grid: Any, instant_ns: Any) -> None:
 
 
 @numba.njit
-def _advance(book: Any, grid: Any, time_ns: Any) -> Any:
-    """Take the rows of the instants before `time_ns`; a code other than `DONE` if it can't."""
+def _take_rows(book: Any, grid: Any, time_ns: Any) -> Any:
     now = grid.now
-    if now[NEXT_NS] >= time_ns:
-        return DONE
     now[NUM_SINCE_ROW] = 0
     if (time_ns - 1 - now[NEXT_NS]) // now[STEP_NS] >= MAX_ROWS:
         return TOO_MANY_ROWS
@@ -202,6 +208,12 @@ def _advance(book: Any, grid: Any, time_ns: Any) -> Any:
         _take_row(book, grid, instant_ns)
         now[NEXT_NS] += now[STEP_NS]
     return DONE
+
+
+@numba.njit(inline="always")
+def _advance(book: Any, grid: Any, time_ns: Any) -> Any:
+    """Take the rows of the instants before `time_ns`; a code other than `DONE` if it can't."""
+    return DONE if grid.now[NEXT_NS] >= time_ns else _take_rows(book, grid, time_ns)
 
 
 @numba.njit(inline="always")
@@ -241,144 +253,153 @@ def _count_state(book: Any, grid: Any) -> None:
         ] += 1
 
 
+# Rows of arrays are named by array and number below: a view of one would be counted, atomically.
+
+
 @numba.njit(inline="always")
-def _home_of(words: Any, mask: Any) -> Any:
+def _home_of(array: Any, row: Any, first: Any, mask: Any) -> Any:
     """The slot where the search for an id begins. Zeros at its end don't matter."""
     mixed = np.uint64(0)
-    for word in words:
-        if word:
-            mixed = (mixed ^ word) * _MIX_1
+    for i in range(first, array.shape[1]):
+        if array[row, i]:
+            mixed = (mixed ^ np.uint64(array[row, i])) * _MIX_1
             mixed = (mixed ^ (mixed >> _U30)) * _MIX_2
             mixed ^= mixed >> _U27
     return np.int64((mixed ^ (mixed >> _U31)) & np.uint64(mask))
 
 
-@numba.njit
-def _find(orders: Any, words: Any) -> Any:
-    """The slot of an id, or the empty one where it would go."""
-    mask = len(orders.ids) - 1
-    at = _home_of(words, mask)
-    while orders.slots[at, KIND] != EMPTY:
+@numba.njit(forceinline=True)
+def _find(slots: Any, ids: Any, row: Any, first: Any) -> Any:
+    """The slot of the id `ids[row, first:]`, or the empty one where it would go."""
+    mask = len(slots) - 1
+    at = _home_of(ids, row, first, mask)
+    while slots[at, KIND] != EMPTY:
         is_same = True
-        for word in range(len(words)):
-            if orders.ids[at, word] != words[word]:
-                is_same = False
-                break
+        for i in range(slots.shape[1] - ID):
+            is_same &= slots[at, ID + i] == ids[row, first + i]
         if is_same:
             break
         at = (at + 1) & mask
     return at
 
 
-@numba.njit
+@numba.njit(forceinline=True)
 def _forget(orders: Any, at: Any) -> None:
     """Empty a slot, and move up what was put behind it because it was taken."""
-    mask = len(orders.ids) - 1
+    slots, mask = orders.slots, len(orders.slots) - 1
     after = at
     while True:
         after = (after + 1) & mask
-        if orders.slots[after, KIND] == EMPTY:
+        if slots[after, KIND] == EMPTY:
             break
-        home = _home_of(orders.ids[after], mask)
+        home = _home_of(slots, after, ID, mask)
         if (after - home) & mask >= (after - at) & mask:
-            orders.ids[at], orders.slots[at] = orders.ids[after], orders.slots[after]
+            for i in range(slots.shape[1]):
+                slots[at, i] = slots[after, i]
             at = after
-    orders.slots[at, KIND] = EMPTY
+    slots[at, KIND] = EMPTY
     orders.nums[0] -= 1
 
 
+@numba.njit(inline="always")
+def _is_order(slots: Any, at: Any) -> Any:
+    return slots[at, KIND] in (IS_BID, IS_ASK)
+
+
+@numba.njit(inline="always")
+def _rests(slots: Any, at: Any) -> Any:
+    return slots[at, WHOLE] > 0 or slots[at, BILLIONTHS] > 0
+
+
+@numba.njit(forceinline=True)
+def _add(book: Any, slots: Any, at: Any, whole: Any, billionths: Any) -> None:
+    """Add a size to the level of an order."""
+    side = BID if slots[at, KIND] == IS_BID else ASK
+    _put(book, side, slots[at, PRICE], whole, billionths, True)
+
+
 @numba.njit
-def _take_off(book: Any, slot: Any) -> None:
+def _take_off(book: Any, slots: Any, at: Any) -> None:
     """Take what an order has at its level off the book."""
-    if slot[WHOLE] or slot[BILLIONTHS]:
-        side = BID if slot[KIND] == IS_BID else ASK
-        _put(book, side, slot[PRICE], -slot[WHOLE], -slot[BILLIONTHS], True)
+    if _rests(slots, at):
+        _add(book, slots, at, -slots[at, WHOLE], -slots[at, BILLIONTHS])
 
 
-@numba.njit
-def _new_slot(orders: Any, at: Any, words: Any) -> None:
-    if orders.slots[at, KIND] == EMPTY:
-        orders.ids[at] = words
-        orders.nums[0] += 1
-    orders.slots[at, BORN] = orders.nums[1]
-    orders.nums[1] += 1
+@numba.njit(forceinline=True)
+def _new_slot(orders: Any, at: Any, ids: Any, row: Any) -> None:
+    slots, nums = orders.slots, orders.nums
+    if slots[at, KIND] == EMPTY:
+        for i in range(ids.shape[1]):
+            slots[at, ID + i] = ids[row, i]
+        nums[0] += 1
+    slots[at, BORN] = nums[1]
+    nums[1] += 1
 
 
-@numba.njit
-def _delete(book: Any, orders: Any, grid: Any, words: Any, time_ns: Any) -> None:
-    at = _find(orders, words)
-    slot = orders.slots[at]
-    if slot[KIND] in (IS_BID, IS_ASK):
-        _take_off(book, slot)
+@numba.njit(forceinline=True)
+def _delete(book: Any, orders: Any, grid: Any, time_ns: Any, ids: Any, row: Any) -> None:
+    slots = orders.slots
+    at = _find(slots, ids, row, 0)
+    if _is_order(slots, at):
+        _take_off(book, slots, at)
         _forget(orders, at)
         return
     grid.counted[_DELETES_UNKNOWN] += 1
-    _new_slot(orders, at, words)
-    slot[KIND], slot[PLACED_NS] = EARLY_DELETE, time_ns
+    _new_slot(orders, at, ids, row)
+    slots[at, KIND], slots[at, PLACED_NS] = EARLY_DELETE, time_ns
 
 
-@numba.njit
-def _reduce(book: Any, orders: Any, grid: Any, words: Any, size: Any) -> None:
+@numba.njit(forceinline=True)
+def _reduce(book: Any, orders: Any, grid: Any, ids: Any, sizes: Any, row: Any) -> None:
     """Take a size off an order; one with nothing left is forgotten."""
-    at = _find(orders, words)
-    slot = orders.slots[at]
-    if slot[KIND] in (EMPTY, EARLY_DELETE):
+    slots = orders.slots
+    at = _find(slots, ids, row, 0)
+    if not _is_order(slots, at):
         grid.counted[_DELETES_UNKNOWN] += 1
         return
-    whole, billionths = slot[WHOLE] - size[0], slot[BILLIONTHS] - size[1]
+    whole, billionths = slots[at, WHOLE] - sizes[row, 0], slots[at, BILLIONTHS] - sizes[row, 1]
     if billionths < 0:
         whole, billionths = whole - 1, billionths + UNITS
     if whole < 0 or (whole == 0 and billionths == 0):
-        _take_off(book, slot)
+        _take_off(book, slots, at)
         _forget(orders, at)
         return
-    side = BID if slot[KIND] == IS_BID else ASK
-    _put(book, side, slot[PRICE], whole - slot[WHOLE], billionths - slot[BILLIONTHS], True)
-    slot[WHOLE], slot[BILLIONTHS] = whole, billionths
+    _add(book, slots, at, whole - slots[at, WHOLE], billionths - slots[at, BILLIONTHS])
+    slots[at, WHOLE], slots[at, BILLIONTHS] = whole, billionths
 
 
-@numba.njit
-def _set(
-    book: Any,
-    orders: Any,
-    grid: Any,
-    words: Any,
-    time_ns: Any,
-    is_create: Any,
-    is_bid: Any,
-    price: Any,
-    size: Any,
-    has_price: Any,
-) -> None:
+@numba.njit(forceinline=True)
+def _set(book: Any, orders: Any, grid: Any, events: Any, row: Any) -> None:
     """Put an order where a create or a change says."""
-    at = _find(orders, words)
-    slot, counted = orders.slots[at], grid.counted
-    if slot[KIND] == EARLY_DELETE and time_ns - slot[PLACED_NS] <= _EARLY_DELETE_NS:
+    times_ns, ids, actions, are_bids, prices, sizes, have_price, _ = events
+    slots, counted = orders.slots, grid.counted
+    time_ns, price = times_ns[row], prices[row]
+    at = _find(slots, ids, row, 0)
+    if slots[at, KIND] == EARLY_DELETE and time_ns - slots[at, PLACED_NS] <= _EARLY_DELETE_NS:
         counted[_DELETES_UNKNOWN] -= 1
         counted[_DELETES_EARLY] += 1
         _forget(orders, at)
         return
-    is_known = slot[KIND] in (IS_BID, IS_ASK)
-    is_sized = size[0] > 0 or size[1] > 0
-    if is_create:
+    is_known = _is_order(slots, at)
+    is_sized = sizes[row, 0] > 0 or sizes[row, 1] > 0
+    if actions[row] == CREATED:
         counted[_CREATES_REPEATED] += is_known
-        counted[_WITHOUT_PRICE] += not has_price
-        counted[_WITHOUT_SIZE] += has_price and not is_sized
+        counted[_WITHOUT_PRICE] += not have_price[row]
+        counted[_WITHOUT_SIZE] += have_price[row] and not is_sized
     else:
         counted[_CHANGES_UNKNOWN] += not is_known
-    kind = IS_BID if is_bid else IS_ASK
+    kind = IS_BID if are_bids[row] else IS_ASK
     if is_known:
-        _take_off(book, slot)
-        rested = slot[WHOLE] > 0 or slot[BILLIONTHS] > 0
-        if rested and slot[KIND] == kind and slot[PRICE] == price:
-            time_ns = slot[PLACED_NS]  # one that keeps its side and price keeps its age
+        _take_off(book, slots, at)
+        if _rests(slots, at) and slots[at, KIND] == kind and slots[at, PRICE] == price:
+            time_ns = slots[at, PLACED_NS]  # one that keeps its side and price keeps its age
     else:
-        _new_slot(orders, at, words)
-    slot[KIND], slot[PRICE], slot[PLACED_NS] = kind, price, time_ns
-    slot[WHOLE] = size[0] if has_price else 0
-    slot[BILLIONTHS] = size[1] if has_price else 0
-    if has_price and is_sized:
-        _put(book, BID if is_bid else ASK, price, size[0], size[1], True)
+        _new_slot(orders, at, ids, row)
+    slots[at, KIND], slots[at, PRICE], slots[at, PLACED_NS] = kind, price, time_ns
+    slots[at, WHOLE] = sizes[row, 0] if have_price[row] else 0
+    slots[at, BILLIONTHS] = sizes[row, 1] if have_price[row] else 0
+    if _rests(slots, at):
+        _add(book, slots, at, slots[at, WHOLE], slots[at, BILLIONTHS])
 
 
 @compiled
@@ -388,20 +409,21 @@ def advance(book: Any, grid: Any, time_ns: Any) -> Any:
 
 
 @compiled
-def take_off(book: Any, slot: Any) -> None:
+def take_off(book: Any, slots: Any, at: Any) -> None:
     """Take what an order has at its level off the book; the order itself is left."""
-    _take_off(book, slot)
+    _take_off(book, slots, at)
 
 
 @compiled
 def rehash(old: Any, new: Any, now_ns: Any) -> None:
     """Fill an empty table with another's orders, and with early deletes that still matter."""
-    for at in range(len(old.ids)):
+    for at in range(len(old.slots)):
         kind = old.slots[at, KIND]
         is_over = kind == EARLY_DELETE and now_ns - old.slots[at, PLACED_NS] > _EARLY_DELETE_NS
         if kind != EMPTY and not is_over:
-            to = _find(new, old.ids[at])
-            new.ids[to], new.slots[to] = old.ids[at], old.slots[at]
+            to = _find(new.slots, old.slots, at, ID)
+            for i in range(old.slots.shape[1]):
+                new.slots[to, i] = old.slots[at, i]
             new.nums[0] += 1
     new.nums[1] = old.nums[1]
 
@@ -410,21 +432,21 @@ def rehash(old: Any, new: Any, now_ns: Any) -> None:
 def orders(events: Any, first: Any, book: Any, table: Any, grid: Any) -> Any:
     """Apply events of orders from `first` on; a code, and the event to go on with."""
     times_ns, ids, actions, are_bids, prices, sizes, have_price, are_last = events
-    now, nums = grid.now, book.nums
+    now, nums, keys = grid.now, book.nums, book.keys
     for i in range(first, len(times_ns)):
-        if max(nums[0], nums[1]) == book.keys.shape[1]:
+        if max(nums[0], nums[1]) == keys.shape[1]:
             return LEVELS_FULL, i
-        if table.nums[0] * 3 >= len(table.ids) * 2:
+        if table.nums[0] * 2 >= len(table.slots):
             return ORDERS_FULL, i
-        time_ns, action, is_bid, is_last = times_ns[i], actions[i], are_bids[i], are_last[i]
+        time_ns, action, is_last = times_ns[i], actions[i], are_last[i]
         code = _advance(book, grid, time_ns)
         if code != DONE:
             return code, i
         _begin_event(grid, time_ns)
         crosses = False
-        if action in (CREATED, CHANGED) and have_price[i]:
-            other, key = (ASK, prices[i]) if is_bid else (BID, -prices[i])
-            crosses = nums[other] > 0 and key + book.keys[other, nums[other] - 1] >= 0
+        if action < DELETED and have_price[i]:  # created or changed
+            other, key = (ASK, prices[i]) if are_bids[i] else (BID, -prices[i])
+            crosses = nums[other] > 0 and key + keys[other, nums[other] - 1] >= 0
         if crosses and not _is_crossed(book):
             now[CROSSED_SINCE_NS] = time_ns
         if now[IS_WHOLE] and (not is_last or crosses or nums[0] < 2 or nums[1] < 2):
@@ -434,13 +456,11 @@ def orders(events: Any, first: Any, book: Any, table: Any, grid: Any) -> Any:
             table.slots[:, KIND] = EMPTY
             table.nums[0] = 0
         elif action == REDUCED:
-            _reduce(book, table, grid, ids[i], sizes[i])
+            _reduce(book, table, grid, ids, sizes, i)
         elif action == DELETED:
-            _delete(book, table, grid, ids[i], time_ns)
+            _delete(book, table, grid, time_ns, ids, i)
         else:
-            is_create = action == CREATED
-            args = (is_create, is_bid, prices[i], sizes[i], have_price[i])
-            _set(book, table, grid, ids[i], time_ns, *args)
+            _set(book, table, grid, events, i)
         now[IS_WHOLE] = is_last
         if is_last:
             _count_state(book, grid)

@@ -18,7 +18,7 @@ from typing import Any
 from tapeline.errors import TapeError
 from tapeline.session import Session
 from tapeline.tape.blocks import Block, BookStates, OrderEvents, TableRows
-from tapeline.tape.grid import GridOptions, Policy, Rows, book_columns
+from tapeline.tape.grid import GridOptions, Policy, Rows, book_columns, made_by
 from tapeline.tape.readers import READERS
 from tapeline.tape.readers.base import Head, Reader, Source, joined
 from tapeline.tape.readers.text import Progress, printable, refuse_foreign
@@ -85,6 +85,7 @@ class Tape:
         self._has_begun = False
         self._timeline = Timeline(reader.source)
         self._last_in_span_ns = 0
+        self._made: dict[str, str] = {}
         self._report: TapeReport | None = None
 
     @property
@@ -92,6 +93,11 @@ class Tape:
         """The name in the sessions' keys: as given, as the files say, or from the first's name."""
         name = self._instrument or self.reader.instrument()
         return name or self.reader.source.paths[0].name.split(".")[0]
+
+    @property
+    def counts(self) -> Counts:
+        """What is counted, as it grows."""
+        return self._counts
 
     @property
     def report(self) -> TapeReport:
@@ -134,10 +140,11 @@ class Tape:
         )
 
     def _all(self) -> Iterator[Session]:
-        for block in self._timeline.settle(self.reader.blocks()):
+        for block in self._timeline.settle(self._blocks()):
             if self._sink is None:
                 self._sink = self._sink_for(block)
-            for start, stop, span in self._sessions.cut(block.times_ns):
+            bar_ns = block.bar_ns if isinstance(block, TableRows) else 0
+            for start, stop, span in self._sessions.cut(block.times_ns - bar_ns):
                 if not self._has_begun or span != self._span:
                     yield from self._close(is_tape_over=False)
                     self._open(block, span)
@@ -145,6 +152,23 @@ class Tape:
         yield from self._close(is_tape_over=True)
         if isinstance(self._sink, Replay):
             self._sink.finish()
+
+    def _blocks(self) -> Iterator[Block]:
+        """The reader's, and what is wrong with their times before the order of them is judged."""
+        yield from self.reader.blocks()
+        counts, share = self._counts, self._policy.max_unclear_share
+        num_unclear = counts.times_skipped + counts.times_repeated
+        if num_unclear > share * counts.lines_read:
+            raise TapeError(
+                joined([str(path) for path in self.reader.source.paths], "and"),
+                expected=f"at most {share:.4%} of the local times in an hour that daylight saving "
+                "skips or repeats",
+                found=f"{counts.times_skipped:,} in one skipped and {counts.times_repeated:,} in "
+                f"one repeated, of {counts.lines_read:,}",
+                fix="Check the zone, or write the times in UTC or with their offset; or raise "
+                "max_unclear_share (`--set max_unclear_share=…`) if the first moment after and the "
+                "earlier of the two will do",
+            )
 
     def _sink_for(self, block: Block) -> StateGrid | Replay:
         if isinstance(block, BookStates | TableRows):
@@ -173,8 +197,11 @@ class Tape:
             self._seen.add(span[:2])
             columns = book_columns(self._grid.depth)
             if isinstance(block, TableRows):
-                columns = block.columns
+                columns, span = block.columns, _shown_in(span, block.bar_ns, self._grid.step_ns)
             self._rows = Rows(span, columns, self._grid, self._counts)
+            self._made = made_by(self._grid, None if isinstance(block, TableRows) else self._policy)
+            if isinstance(block, TableRows) and block.bar_ns:
+                self._made["bar_s"] = f"{block.bar_ns / 1e9:.9g}"
         assert self._sink is not None
         self._sink.open(self._rows)
 
@@ -201,7 +228,7 @@ class Tape:
         if rows is not None:
             session = rows.finish(self.instrument, is_tape_over)
             if session is not None:
-                yield session
+                yield dataclasses.replace(session, made=self._made)
 
     def _account(self, num_sessions: int) -> TapeReport:
         source = self.reader.source
@@ -218,6 +245,13 @@ class Tape:
             first_unreadable=source.first_unreadable,
             evicted=tuple(evicted),
         )
+
+
+def _shown_in(span: Span, bar_ns: int, step_ns: int | None) -> Span:
+    """Where the rows of a span lie: its bars are known after its start, the last at its end."""
+    if not bar_ns or step_ns is None or not span.whole:
+        return span
+    return span._replace(start_ns=span.start_ns + step_ns, end_ns=span.end_ns + 1)
 
 
 def read_tape(

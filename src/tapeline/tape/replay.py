@@ -26,7 +26,6 @@ from abc import ABC, abstractmethod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tapeline.errors import TapeError
 from tapeline.session import BoolArray, Int64Array
@@ -34,6 +33,7 @@ from tapeline.tape.blocks import Block, Float64Array, LevelEvents, OrderEvents
 from tapeline.tape.book import (
     BILLIONTHS,
     BORN,
+    ID,
     IS_ASK,
     IS_BID,
     KIND,
@@ -219,11 +219,11 @@ class OrderReplay(Replay):
         assert isinstance(block, OrderEvents)
         kernel = _kernel()
         ids = block.ids
-        if ids.dtype.itemsize < self._orders.ids.shape[1] * 8:
+        if ids.dtype.itemsize < 8 * self._orders.num_words:
             ids = ids.astype(self._ids)
         words = words_of(ids)
         self._ids = ids.dtype
-        if words.shape[1] > self._orders.ids.shape[1]:
+        if words.shape[1] > self._orders.num_words:
             self._orders = self._orders.widened(words.shape[1])
         are_last = np.ones(len(ids), bool) if block.are_last is None else block.are_last
         events = (block.times_ns, words, *block[2:-1], are_last)
@@ -240,7 +240,7 @@ class OrderReplay(Replay):
         kernel, now = _kernel(), self._grid.now
         if code == kernel.ORDERS_FULL:
             old = self._orders
-            self._orders = Orders.empty(old.ids.shape[1], 2 * len(old.ids))
+            self._orders = Orders.empty(old.num_words, 2 * len(old.slots))
             kernel.rehash(old, self._orders, now[kernel.LAST_NS])
         elif code == kernel.EVICT:
             instant_ns = int(now[kernel.NEXT_NS])
@@ -256,14 +256,14 @@ class OrderReplay(Replay):
             slot = self._orders.slots[at]
             self.evicted.append(
                 EvictedOrder(
-                    order_id=_shown(self._orders.ids[at], self._ids),
+                    order_id=_shown(slot[ID:], self._ids),
                     side="bid" if slot[KIND] == IS_BID else "ask",
                     price=int(slot[PRICE]) / UNITS,
                     placed_ns=int(slot[PLACED_NS]),
                     evicted_ns=instant_ns,
                 )
             )
-            _kernel().take_off(self._book, slot)
+            _kernel().take_off(self._book, self._orders.slots, at)
             slot[WHOLE] = slot[BILLIONTHS] = 0
 
     def _stale_pair(self, latest_ns: int) -> tuple[int, ...]:
@@ -317,10 +317,10 @@ def _zeros(*shape: int) -> Int64Array:
     return np.zeros(shape, np.int64)
 
 
-def _shown(words: npt.NDArray[np.uint64], kind: np.dtype[Any]) -> str:
+def _shown(words: Int64Array, kind: np.dtype[Any]) -> str:
     """An id as the file has it."""
     if kind == np.uint64:
-        return str(int(words[0]))
+        return str(words.view(np.uint64)[0])
     return words.tobytes().rstrip(b"\0").decode("utf-8", "replace")
 
 

@@ -24,6 +24,8 @@ class Counts:
         states_crossed, states_locked, states_one_sided: of these, the ones that show no market.
         times_stepped_back: lines with an earlier time than the line before.
         times_lifted: lines taken as of the latest time so far, being earlier than it.
+        times_skipped, times_repeated: local times in an hour that daylight saving skips, taken as
+            the first moment after it, or repeats, taken as the earlier of the two.
         events_stray: events left out, of a time far ahead of those on both sides.
         deletes_unknown: deletes of an order that was never created.
         deletes_before_create: deletes whose create came after them; neither took effect.
@@ -38,6 +40,7 @@ class Counts:
         rows_before_first: rows marked because the session had no event yet.
         rows_after_last: rows marked because the tape had ended.
         rows_stale: rows marked because their state was too old.
+        rows_undefined: rows marked because a derived column is undefined there, by its name.
         rows_thin: rows of both sides in which a side has fewer levels than columns.
         events_after_last_row: events that came after the last row of their session.
         sessions_without_rows: sessions too short to hold an instant of the grid.
@@ -60,6 +63,8 @@ class Counts:
     states_one_sided: int = 0
     times_stepped_back: int = 0
     times_lifted: int = 0
+    times_skipped: int = 0
+    times_repeated: int = 0
     events_stray: int = 0
     deletes_unknown: int = 0
     deletes_before_create: int = 0
@@ -76,6 +81,7 @@ class Counts:
     rows_before_first: int = 0
     rows_after_last: int = 0
     rows_stale: int = 0
+    rows_undefined: dict[str, int] = field(default_factory=dict)
     rows_thin: int = 0
     events_after_last_row: int = 0
     sessions_without_rows: int = 0
@@ -88,6 +94,11 @@ class Counts:
         """Add to what only one format has, told in the words `what`."""
         if number:
             self.other[what] = self.other.get(what, 0) + number
+
+    def undefine(self, column: str, number: int) -> None:
+        """Add rows marked because a derived column is undefined there."""
+        if number:
+            self.rows_undefined[column] = self.rows_undefined.get(column, 0) + number
 
     @property
     def rows_marked(self) -> int:
@@ -104,6 +115,7 @@ class Counts:
             (self.rows_before_first, "before the first event"),
             (self.rows_after_last, "after the end of the tape"),
             (self.rows_stale, "too old"),
+            *((number, f"without {column}") for column, number in self.rows_undefined.items()),
         ]
 
 
@@ -160,12 +172,14 @@ class TapeReport:
         counts = self.counts
         detected = "".join(f", {name} {value}" for name, value in self.detected.items())
         lines = [
-            f"{self.source} ({self.format}{detected}): {counts.lines_read:,} records, "
+            f"{self.source} ({self.format}{detected}): {counted(counts.lines_read, 'record')}, "
             f"{utc(self.first_ns)} to {utc(self.last_ns)}",
-            f"{self.instrument}: {self.num_sessions} sessions, {counts.rows:,} rows, "
+            f"{self.instrument}: {counted(self.num_sessions, 'session')}, "
+            f"{counted(counts.rows, 'row')}, "
             f"{counts.rows_marked:,} of them marked{listed(counts.marked())}",
         ]
-        lines += [f"  {number:,} {what}" for number, what in self._handled() if number]
+        lines += [f"  {_told(number, what)}" for number, what in self._handled() if number]
+        lines += [f"  {number:,} {what}" for what, number in counts.other.items()]
         if counts.outside_first_ns is not None and counts.outside_last_ns is not None:
             lines.append(
                 f"  {counts.outside:,} events outside every session, "
@@ -192,22 +206,44 @@ class TapeReport:
             (counts.states_crossed, f"of {counts.states:,} book states crossed"),
             (counts.states_locked, f"of {counts.states:,} book states locked"),
             (counts.states_one_sided, f"of {counts.states:,} book states one-sided or empty"),
-            (counts.rows_held, "rows show the book before it was crossed, locked or one-sided"),
-            (counts.rows_thin, "rows have a side of few levels"),
+            (counts.rows_held, "rows of the book before it was crossed, locked or one-sided"),
+            (counts.rows_thin, "rows with a side of few levels"),
             (counts.lines_unreadable, "lines unreadable, left out"),
             (counts.times_stepped_back, "times stepped back"),
             (counts.times_lifted, "events taken as of a later time, already reached"),
+            (
+                counts.times_skipped,
+                "times in an hour skipped by daylight saving, taken as the first moment after it",
+            ),
+            (
+                counts.times_repeated,
+                "times in an hour repeated by daylight saving, taken as the earlier of the two",
+            ),
             (counts.events_stray, "events of a time far ahead of both neighbours, left out"),
             (counts.deletes_unknown, "deletes of an order never created, ignored"),
-            (counts.deletes_before_create, "deletes before their create, both ignored"),
+            (counts.deletes_before_create, "deletes before the create, both ignored"),
             (counts.changes_unknown, "changes of an unknown order, taken as creates"),
             (counts.creates_repeated, "creates of a known order, taken as changes"),
             (counts.orders_without_price, "creates without a real price, at no level"),
             (counts.orders_without_size, "creates of size zero, at no level"),
-            (counts.events_after_last_row, "events after the last row of their session"),
+            (counts.events_after_last_row, "events after the last row of a session"),
             (counts.sessions_without_rows, "sessions too short for a row, left out"),
-            *((number, what) for what, number in counts.other.items()),
         ]
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, which has an `s` unless there is one of it."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _told(number: int, what: str) -> str:
+    """A number with words that begin with a plural, or with `of`."""
+    noun, space, rest = what.partition(" ")
+    return (
+        f"{counted(number, noun.removesuffix('s'))}{space}{rest}"
+        if noun != "of"
+        else (f"{number:,} {what}")
+    )
 
 
 def listed(parts: list[tuple[int, str]]) -> str:

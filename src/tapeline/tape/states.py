@@ -41,15 +41,17 @@ class StateGrid:
         self._counts = counts
         self._rows: Rows | None = None
         self._carried: BookStates | TableRows | None = None
+        self._num_since_row = 0
 
     def open(self, rows: Rows | None) -> None:
         """Begin a session, None for what is outside all: nothing is carried into it."""
-        self._rows, self._carried = rows, None
+        self._rows, self._carried, self._num_since_row = rows, None, 0
 
     def add(self, block: BookStates | TableRows) -> None:
         """Take the rows that the block decides."""
         assert self._rows is not None, "`open` comes first"
         num_carried = 0
+        self._num_since_row += len(block)
         if self._carried is None:
             self._rows.begin(int(block.times_ns[0]))
         else:
@@ -77,12 +79,15 @@ class StateGrid:
         """Take the rows up to `until_ns`, and forget."""
         if self._options.step_ns is not None and self._carried is not None:
             self._take_until(self._carried, _kinds(self._carried), until_ns)
+            self._counts.events_after_last_row += self._num_since_row
         self._carried = None
 
     def _take_until(self, block: BookStates | TableRows, kinds: Int64Array, until_ns: int) -> None:
         assert self._rows is not None, "`open` comes first"
         instants = self._rows.due(until_ns)
         at = np.searchsorted(block.times_ns, instants, side="right") - 1
+        if len(at):
+            self._num_since_row = len(block) - 1 - int(at[-1])
         self._take(block, kinds, at, instants)
 
     def _take(

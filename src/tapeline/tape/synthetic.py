@@ -146,6 +146,7 @@ def synthetic_session(
         times=first_ns + np.arange(rows, dtype=np.int64) * INTERVAL_NS,
         age_ns=flow.age_ns,
         origin=(level + opening) / TICKS_PER_UNIT,
+        made={"step_s": f"{INTERVAL_NS / 1e9:g}"},
     )
 
 

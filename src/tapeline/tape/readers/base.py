@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from tapeline.errors import TapeError
 from tapeline.tape.blocks import Block
-from tapeline.tape.grid import GridOptions, Policy
+from tapeline.tape.grid import GridOptions, Policy, check_share
 from tapeline.tape.readers.text import Progress, Unreadable, open_stream
 from tapeline.tape.report import Counts
 from tapeline.tape.sessions import Sessions, UtcDays
@@ -50,7 +50,10 @@ class Head:
             text = stream.read(HEAD_BYTES)
         if not text:
             raise TapeError(
-                path, expected="a market data file", found="an empty file", fix="Give one with data"
+                path,
+                expected="a market data file",
+                found="one that holds nothing, unpacked" if start else "an empty file",
+                fix="Fetch it again: it may be cut short" if start else "Give one with data",
             )
         return cls(path, start, bytes(text))
 
@@ -90,6 +93,10 @@ class Source:
     progress: Progress | None = None
     first_unreadable: str | None = None
     max_lifted_share: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_share("max_unreadable_share", self.max_unreadable_share)
+        check_share("max_lifted_share", self.max_lifted_share)
 
     def close(self, path: Path, unreadable: Unreadable, num_readable: int) -> None:
         """Account for the lines of one file.

@@ -45,6 +45,7 @@ F_SNAPSHOT: Final = 0x20
 F_MAYBE_BAD_BOOK: Final = 0x04
 
 _NOTHING, _UNKNOWN = -1, -2
+_CLEAR, _BID, _ASK = ord("R"), ord("B"), ord("A")
 _KINDS: Final = {b"A": CREATED, b"M": CHANGED, b"C": REDUCED, b"R": CLEARED}
 _NO_CHANGE: Final = {b"T": "trades", b"F": "fills", b"N": "records without an action"}
 _MAX_EVENT: Final = 1_000_000
@@ -73,8 +74,9 @@ class OrderFlow:
         if len(self._pending):
             records = np.concatenate([self._pending, records])
         are_live = records["flags"] & F_SNAPSHOT == 0
-        are_ends = (records["flags"] & F_LAST > 0) | (records["action"] == b"R")
-        ends = np.flatnonzero(are_live & are_ends)
+        are_ends = (records["flags"] & F_LAST > 0) | (_letters(records, "action") == _CLEAR)
+        are_ends &= are_live
+        ends = np.flatnonzero(are_ends)
         num_whole = int(ends[-1]) + 1 if len(ends) else 0
         self._pending = records[num_whole:]
         if np.count_nonzero(are_live[num_whole:]) > _MAX_EVENT:
@@ -84,24 +86,27 @@ class OrderFlow:
                 found=f"{_MAX_EVENT:,} records without one",
                 fix="Give a file with the flags that Databento writes",
             )
-        return self._events(records[:num_whole], ends)
+        return self._events(records[:num_whole], are_ends[:num_whole])
 
     def finish(self) -> None:
         """Nothing follows: an event that hasn't ended never will."""
         self._counts.count("records of an event without its end, left out", len(self._pending))
 
-    def _events(self, records: Records, ends: Int64Array) -> OrderEvents:
-        events = np.searchsorted(ends, np.arange(len(records)))  # which one a record is part of
-        end_times_ns = records[self._clock][ends].astype(np.int64)
-        kinds = self._kinds[np.frombuffer(records["action"].tobytes(), np.uint8)]
-        num_taken = int(np.count_nonzero(records["flags"] & F_SNAPSHOT))
-        self._counts.count("records of a snapshot, part of the event after it", num_taken)
-        rows, kinds = _with_clears(records, kinds)
-        records, events = records[rows], events[rows]
+    def _events(self, records: Records, are_ends: BoolArray) -> OrderEvents:
+        end_times_ns = records[self._clock][are_ends].astype(np.int64)
+        events: Int64Array = np.cumsum(are_ends) - are_ends  # which one a record is part of
+        kinds = self._kinds[_letters(records, "action")]
+        in_snapshot = records["flags"] & F_SNAPSHOT > 0
+        if in_snapshot.any():
+            num = int(np.count_nonzero(in_snapshot))
+            self._counts.count("records of a snapshot, part of the event after it", num)
+            rows, kinds = _with_clears(in_snapshot, kinds)
+            records, events = records[rows], events[rows]
         kinds, kept = self._known(records["flags"], kinds)
         kept &= self._can_be_followed(records, kinds)
-        records, events, kinds = records[kept], events[kept], kinds[kept]
-        are_bids = records["side"] == b"B"
+        if not kept.all():
+            records, events, kinds = records[kept], events[kept], kinds[kept]
+        are_bids = _letters(records, "side") == _BID
         are_tops = (records["flags"] & F_TOB > 0) & (kinds == CREATED)
         tops = np.where(are_bids, _TOP_OF_BIDS, _TOP_OF_ASKS)
         sizes = records["size"].astype(np.int64)
@@ -134,10 +139,11 @@ class OrderFlow:
 
     def _can_be_followed(self, records: Records, kinds: Int64Array) -> BoolArray:
         """Which records do something to an order; what the others are is counted."""
+        found = np.bincount(_letters(records, "action"), minlength=256).tolist()
         for action, words in _NO_CHANGE.items():
-            number = int(np.count_nonzero(records["action"] == action))
-            self._counts.count(f"{words}, which don't change the book", number)
-        has_side = (records["side"] == b"B") | (records["side"] == b"A")
+            self._counts.count(f"{words}, which don't change the book", found[ord(action)])
+        sides = _letters(records, "side")
+        has_side = (sides == _BID) | (sides == _ASK)
         needs_side = (kinds == CREATED) | (kinds == CHANGED)
         has_size = (records["size"] != UNDEFINED_SIZE) | (kinds == CLEARED)
         is_odd = (kinds == _UNKNOWN) | (needs_side & ~has_side) | ~has_size
@@ -147,9 +153,13 @@ class OrderFlow:
         return followed
 
 
-def _with_clears(records: Records, kinds: Int64Array) -> tuple[Int64Array, Int64Array]:
+def _with_clears(in_snapshot: BoolArray, kinds: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Rows and their kinds, with a clear before each snapshot that doesn't begin with one."""
-    in_snapshot = records["flags"] & F_SNAPSHOT > 0
     begins = in_snapshot & ~np.append(False, in_snapshot)[:-1] & (kinds != CLEARED)
     at = np.flatnonzero(begins)
-    return np.insert(np.arange(len(records)), at, at), np.insert(kinds, at, CLEARED)
+    return np.insert(np.arange(len(kinds)), at, at), np.insert(kinds, at, CLEARED)
+
+
+def _letters(records: Records, field: str) -> UInt8Array:
+    """A field of one letter as its code: ten times faster to compare than bytes."""
+    return records[field].view(np.uint8)

@@ -42,6 +42,7 @@ from tapeline.tape.grid import Policy
 from tapeline.tape.readers.base import Head, Reader, Source
 from tapeline.tape.readers.text import CsvBlocks, exact_integers
 from tapeline.tape.readers.times import Times, TimeUnit
+from tapeline.tape.report import Counts
 
 COLUMNS: Final = ("id", "timestamp", "price", "volume", "action", "direction")
 _ACTIONS: Final = (b"created", b"changed", b"deleted")
@@ -86,7 +87,7 @@ class OrdersReader(Reader):
 
     def __init__(self, source: Source, options: OrdersOptions) -> None:
         super().__init__(source, options)
-        self._parser = _Parser(source.paths[0], options)
+        self._parser = _Parser(source.paths[0], options, source.counts)
 
     @classmethod
     def recognises(cls, head: Head) -> bool:
@@ -156,10 +157,12 @@ class _Faults:
 class _Parser:
     """From blocks of text to events. What it detects in the first block holds for all."""
 
-    def __init__(self, path: Path, options: OrdersOptions) -> None:
+    def __init__(self, path: Path, options: OrdersOptions, counts: Counts) -> None:
         self._tick = _tick_units(options.tick)
         self._price_divisor = 0
-        self.times = Times(f"{path}, column timestamp", options.time_unit, options.zone)
+        self.times = Times(
+            f"{path}, column timestamp", options.time_unit, options.zone, counts=counts
+        )
 
     @property
     def tick(self) -> str:

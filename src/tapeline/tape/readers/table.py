@@ -5,8 +5,9 @@ and can be pinned: the time column by its name, its unit or layout by the times,
 numbers by what stands in them, prices by their names, the interval of bars by the step that is most
 frequent.
 
-A bar is known at its end. So a table of bars must say whether a stamp is the bar's `open` or its
-`close`; without it, open, high, low and close together are refused. Times without a zone are
+A bar is known at its end, and belongs to the session that it opens in: the one that closes with a
+session is the session's last. So a table of bars must say whether a stamp is the bar's `open` or
+its `close`; without it, open, high, low and close together are refused. Times without a zone are
 refused too, until `zone` says it.
 
 A blank cell is missing: its row is kept, and marked. A cell that is no number, or a time that is
@@ -73,7 +74,7 @@ class TableOptions:
         time_format: `iso` or a pattern of strptime, of times that are text.
         zone: of times that don't say theirs.
         stamp: whether a bar's time is its `open` or its `close`.
-        interval_s: length of a bar stamped at its open, in seconds.
+        interval_s: length of a bar, in seconds.
     """
 
     time: str | None = None
@@ -108,6 +109,7 @@ class TableReader(Reader):
             options.time_unit,
             options.zone,
             options.time_format,
+            source.counts,
         )
         self._instruments: set[str] = set()
         self._columns: tuple[str, ...] = tuple(options.columns or ())
@@ -143,6 +145,7 @@ class TableReader(Reader):
                     values,
                     self._columns,
                     tuple(name in self._prices for name in self._columns),
+                    self._interval_ns or 0 if self.options.stamp else 0,
                 )
             self.source.close(path, unreadable, num_readable)
 
@@ -152,7 +155,7 @@ class TableReader(Reader):
         found |= {"columns": ",".join(self._columns), "prices": ",".join(self._prices)}
         if left := [n for n in self._names if n and n not in (self._time, *self._columns)]:
             found["left_out"] = ",".join(left)
-        if self._is_stamped_at_open:
+        if self.options.stamp:
             found["interval_s"] = f"{(self._interval_ns or 0) / 1e9:g}"
         return found
 
@@ -219,7 +222,7 @@ class TableReader(Reader):
                 fix="Give stamp as open or close (`--set options.stamp=close`): a bar is known "
                 "at its end",
             )
-        if self._is_stamped_at_open and self._interval_ns is None:
+        if self.options.stamp and self._interval_ns is None:
             steps, counts = np.unique(np.diff(times_ns), return_counts=True)
             if not (steps > 0).any():
                 raise TapeError(

@@ -263,6 +263,13 @@ def open_stream(path: Path) -> Iterator[tuple[IO[bytes], Any]]:
         raise TapeError(
             path, expected="a file", found="a directory", fix="Give the files in it"
         ) from None
+    except PermissionError:
+        raise TapeError(
+            path,
+            expected="a file that may be read",
+            found="no permission to",
+            fix="Change its permissions, or read it as another user",
+        ) from None
     except pa.ArrowInvalid as error:
         raise TapeError(
             path,

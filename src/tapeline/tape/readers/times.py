@@ -5,7 +5,7 @@ Covers times since 1970 in s, ms, us or ns with up to nine decimals, ISO 8601 wi
 detected in the first block holds for all, and can be pinned. Does not cover what a time means.
 
 In the hour that daylight saving repeats, a local time without a zone is taken as the earlier of
-the two; one in the hour that is skipped, as the first moment after it.
+the two; one in the hour that is skipped, as the first moment after it. Both are counted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from tapeline.errors import TapeError
 from tapeline.session import BoolArray, Int64Array
 from tapeline.tape.readers.text import exact_integers, halved
+from tapeline.tape.report import Counts
 from tapeline.tape.sessions import time_zone
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
@@ -45,6 +46,7 @@ class Times:
         unit: of numbers; detected by magnitude if None.
         zone: of times that don't say theirs; such times are refused without it.
         pattern: `iso`, or what strptime takes; detected if None.
+        counts: where to count the local times that daylight saving skips or repeats.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Times:
         unit: TimeUnit | None = None,
         zone: str | None = None,
         pattern: str | None = None,
+        counts: Counts | None = None,
     ) -> None:
         if unit is not None and unit not in _UNITS:
             raise TapeError(
@@ -62,6 +65,7 @@ class Times:
             time_zone(zone)
         self._where = where
         self._zone = zone
+        self._counts = counts
         self.unit: str | None = unit
         self.pattern = pattern
         self._is_number: bool | None = True if unit else False if pattern else None
@@ -159,16 +163,19 @@ class Times:
                     found=f"`{next((s for s in stamps if s.is_valid), 'none')}`, which has none",
                     fix="Say which it is, with zone (`--set options.zone=America/New_York`)",
                 )
-            stamps = pc.assume_timezone(
-                _as_ns(stamps, pa.timestamp("ns")),
-                self._zone,
-                ambiguous="earliest",
-                nonexistent="latest",
-            )
+            stamps = self._from_local(_as_ns(stamps, pa.timestamp("ns")), self._zone)
         else:
             stamps = _as_ns(stamps, pa.timestamp("ns", "UTC"))
         readable = np.asarray(stamps.is_valid())
         return np.asarray(stamps.cast(pa.int64()).fill_null(0)), readable
+
+    def _from_local(self, stamps: pa.Array, zone: str) -> pa.Array:
+        taken = pc.assume_timezone(stamps, zone, ambiguous="earliest", nonexistent="latest")
+        if self._counts is not None:
+            other = pc.assume_timezone(stamps, zone, ambiguous="latest", nonexistent="earliest")
+            self._counts.times_repeated += pc.sum(pc.less(taken, other)).as_py() or 0
+            self._counts.times_skipped += pc.sum(pc.greater(taken, other)).as_py() or 0
+        return taken
 
 
 def _as_ns(stamps: pa.Array, kind: pa.DataType) -> pa.Array:
