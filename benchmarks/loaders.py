@@ -167,7 +167,7 @@ def batches(case: str, shards: Shards, T: int, repetitions: int, samples: Sample
             if name in slow and number % 10:
                 continue
             start = time.perf_counter()
-            in_a_row = 1 if name in slow else 16
+            in_a_row = 1 if name in slow else 64  # enough to find its own data in the caches
             for _ in range(in_a_row):
                 way()
             taken_s = (time.perf_counter() - start) / in_a_row
@@ -176,19 +176,25 @@ def batches(case: str, shards: Shards, T: int, repetitions: int, samples: Sample
 
 
 def stepping(case: str, shards: Shards, T: int, rounds: int, samples: Samples) -> None:
-    """The step of the reference model on one fixed batch, and with the loader; in turns."""
+    """The step of the reference model on one fixed batch, and with the loader; in turns.
+
+    Batches made beforehand, several in turn and no loader, tell what is the memory's: the fixed
+    one lies in the core's own cache, what comes from a loader never does.
+    """
     index = WindowIndex(shards, T, HORIZON)
     form = Form(0, Normaliser.fit(shards, WindowIndex(shards, sessions=[0])))
     model = perceptron(T * len(shards.columns))
     step = TrainStep(model, torch.optim.Adam(model.parameters()))
     feeds = {"tapeline": Feed(2), "tapeline depth 0": Feed(0)}
-    sources = {
+    sources: dict[str, Iterator[Any]] = {
         name: iter(Loader(shards, index, batch=BATCH, form=form, feed=feed))
         for name, feed in feeds.items()
     }
     for source in sources.values():
-        for _ in range(5):
-            fixed = tuple(part.clone() for part in next(source))
+        made = [tuple(part.clone() for part in next(source)) for _ in range(16)]
+    fixed = made[0]
+    for num in (4, 16):
+        sources[f"no loader, {num} batches in turn"] = itertools.cycle(made[:num])
     kernels_loaded()
     for turn in range(rounds + 1):
         fixed_s, _ = steps(step, itertools.repeat(fixed))
