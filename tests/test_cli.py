@@ -244,7 +244,7 @@ def test_every_field_of_the_configuration_is_named_in_the_help_and_can_be_set(ta
     code, _, err = tapeline(
         "ingest", "orders.csv", "--out", "s", "--set", "max_lifted_share=0", "--set", "depth=1"
     )
-    assert (code, "s/mmap: 1 sessions" in err) == (0, True)
+    assert (code, "s/mmap: 1 session," in err) == (0, True)
 
 
 def test_a_store_cut_short_is_refused(tapeline, market):
