@@ -10,6 +10,7 @@ from tapeline.cli.plans.compare import compare
 from tapeline.cli.plans.goodput import goodput
 from tapeline.cli.plans.memory import memory
 from tapeline.cli.plans.spot import spot
+from tapeline.cli.plans.throughput import throughput
 
 app = typer.Typer(
     help="Derive a number instead of guessing it, from what is given, measured or a stated "
@@ -22,3 +23,4 @@ app.command("goodput")(goodput)
 app.command("compare")(compare)
 app.command("accelerator")(accelerator)
 app.command("memory")(memory)
+app.command("throughput")(throughput)
