@@ -3,6 +3,7 @@
     <run>/
       run.json              the record
       attempts.jsonl        a start and an end for each life of the run
+      attempts/1.json       what each life ran in: code, environment, machine, and its origin
       metrics/rank-0.jsonl  losses and validations, by attempt and step
       checkpoints/step-…/   written by `checkpoint/`
 
@@ -16,7 +17,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from tapeline.clock import Clock, utc
 from tapeline.errors import RunError
 from tapeline.files import Journal, atomic_write, canonical_json, read_journal
 from tapeline.runs.metrics import with_nan
+from tapeline.runs.record import SURROUNDINGS, surroundings
+from tapeline.runs.secrecy import redacted
 
 RECORD = "run.json"
 
@@ -43,6 +46,11 @@ class RunFolder:
         self.attempts_path = path / "attempts.jsonl"
         self.checkpoints_path = path / "checkpoints"
         self._clock = clock
+        self._taken: dict[str, Any] = {}  # what `create` has just been told of this process
+
+    def attempt_path(self, number: int) -> Path:
+        """The record of one life."""
+        return self.path / "attempts" / f"{number}.json"
 
     def metrics_path(self, rank: int) -> Path:
         """The metrics journal of one rank."""
@@ -73,6 +81,7 @@ class RunFolder:
         except OSError:
             self.path.rmdir()  # a folder without a record is in the way of the next try
             raise
+        self._taken = {key: record[key] for key in SURROUNDINGS if key in record}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -135,14 +144,30 @@ class RunFolder:
             lives.setdefault(line["attempt"], {}).update(line)
         return list(lives.values())
 
-    def begin_attempt(self, *, from_step: int, world_size: int) -> int:
-        """Note that a life begins; the one before, if it has no end, was killed.
+    def attempt_record(self, number: int) -> dict[str, Any] | None:
+        """What a life ran in, and where it came from; None where that wasn't recorded."""
+        try:
+            found = json.loads(self.attempt_path(number).read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def begin_attempt(
+        self, *, from_step: int, world_size: int, said: Mapping[str, Any] | None = None
+    ) -> int:
+        """Note that a life begins and what it runs in; the one before, without an end, was killed.
+
+        Args:
+            from_step: steps done before; the local checkpoint of that step is its origin.
+            world_size: its ranks.
+            said: more to record of this life, such as its configuration and contract.
 
         Returns:
             The attempt's number, from 1.
         """
         lives = self.attempts()
         number = len(lives) + 1
+        self._record_attempt(number, from_step, said or {})
         with Journal(self.attempts_path) as journal:
             if lives and "how" not in lives[-1]:
                 seen = max((step for step, _ in self._steps(number - 1)), default=None)
@@ -161,6 +186,30 @@ class RunFolder:
                 }
             )
         return number
+
+    def _record_attempt(self, number: int, from_step: int, said: Mapping[str, Any]) -> None:
+        folder = self.record().get("config", {}).get("model", {}).get("folder")
+        taken, self._taken = self._taken or surroundings(folder), {}
+        origin = self.origin(from_step) if from_step else None
+        content = {"attempt": number, "origin": origin, **taken, **redacted(said)}
+        self.attempt_path(number).parent.mkdir(exist_ok=True)
+        atomic_write(self.attempt_path(number), json.dumps(content, indent=1))
+
+    def origin(self, step: int) -> dict[str, Any]:
+        """What the manifest of the local checkpoint of a step says it is; bare if there is none.
+
+        Returns:
+            `step`; and `run`, `attempt`, `contract` and the hashes of its `files`.
+        """
+        path = self.checkpoints_path / f"step-{step:08d}" / "manifest.json"
+        try:
+            manifest = json.loads(path.read_text())
+            about = manifest["metadata"]
+            files = {name: file["xxh3_128"] for name, file in manifest["files"].items()}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {"step": step}
+        told = {key: about.get(key) for key in ("run", "attempt", "contract")}
+        return {"step": step, **told, "files": files}
 
     def end_attempt(self, number: int, *, how: str, step: int, evidence: str) -> None:
         """Note how a life ended: "finished", "preempted", "failed" or "interrupted"."""

@@ -1,21 +1,24 @@
-"""The record of a run: configuration, code, data, machine; taken before the first step.
+"""The record of a run and of each of its lives: configuration, code, data, environment, machine.
 
-"Not a repository" and "git failed" are told apart from "clean": a record that guesses is worse
-than none.
+Taken before the first step, after every override. A secret is never in it: see `secrecy`.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
-from tapeline.clock import Clock, utc
-from tapeline.config import RunConfig
-from tapeline.machine import Machine
+from pydantic import BaseModel
 
-_GIT_TIMEOUT_S = 10
+from tapeline.clock import Clock, utc
+from tapeline.config import ModelConfig, RunConfig
+from tapeline.machine import Machine
+from tapeline.runs.code import code_elsewhere, code_record, source_of
+from tapeline.runs.environment import editable_folders, environment
+from tapeline.runs.secrecy import redacted
+
+# What can differ from one life of a run to the next.
+SURROUNDINGS = ("code", "other_code", "environment", "machine")
 
 
 def record(config: RunConfig, data: dict[str, Any], clock: Clock) -> dict[str, Any]:
@@ -30,59 +33,57 @@ def record(config: RunConfig, data: dict[str, Any], clock: Clock) -> dict[str, A
         "format": "tapeline run",
         "version": 1,
         "created": utc(clock.wall_ns()),
-        "config": config.resolved(),
+        "config": redacted(config.resolved()),
         "config_hash": config.hash(),
-        "code": code_state(Path.cwd()),
-        "data": data,
+        "given": given(config),
+        "seeds": {"run": config.seed},
+        "data": redacted(data),
+        "sources": _sources(config),
+        **surroundings(config.model.folder),
+    }
+
+
+def surroundings(model_folder: str | None = None) -> dict[str, Any]:
+    """What can differ from one life of a run to the next, under the names of `SURROUNDINGS`.
+
+    Args:
+        model_folder: where the model's module lies, if not in the working folder.
+    """
+    found = environment()
+    code = code_record(Path.cwd())
+    folders = {"model": Path(model_folder)} if model_folder else {}
+    return {
+        "code": code,
+        "other_code": code_elsewhere({**folders, **editable_folders(found["origins"])}, code),
+        "environment": found,
         "machine": Machine.here().as_dict(),
     }
 
 
-def code_state(folder: Path) -> dict[str, Any]:
-    """The state of the git checkout that `folder` is in.
+def given(config: RunConfig) -> list[str]:
+    """The settings that a file or an override named; all others are defaults."""
+    return sorted(_given(config, ""))
 
-    Returns:
-        `state`: "clean", "dirty", "not a repository" or "unknown"; `commit` or None; `changed`
-        and `untracked`: how many files, untracked ones count as dirty; `problem`: what git said
-        where the state is unknown.
-    """
-    found: dict[str, Any] = {
-        "state": "unknown",
-        "commit": None,
-        "changed": None,
-        "untracked": None,
-        "problem": None,
+
+def _given(section: BaseModel, prefix: str) -> list[str]:
+    found = []
+    for name in section.model_fields_set:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            found += _given(value, f"{prefix}{name}.")
+        else:
+            found.append(f"{prefix}{name}")
+    return found
+
+
+def _sources(config: RunConfig) -> dict[str, Any]:
+    """The source files of what the configuration names as `module:callable`."""
+    model: ModelConfig = config.model
+    folder = Path(model.folder) if model.folder else None
+    references = {"model.factory": model.factory}
+    references |= {
+        f"data.augment[{number}]": one.name
+        for number, one in enumerate(config.data.augment)
+        if ":" in one.name
     }
-    try:
-        inside = _git(folder, "rev-parse", "--is-inside-work-tree")
-        if inside.returncode != 0:
-            missing = "not a git repository" in inside.stderr
-            found["state"] = "not a repository" if missing else "unknown"
-            found["problem"] = None if missing else inside.stderr.strip()
-            return found
-        status = _git(folder, "status", "--porcelain", "--untracked-files=all")
-        head = _git(folder, "rev-parse", "HEAD")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return found | {"problem": f"git could not be asked: {error}"}
-    if status.returncode != 0:
-        return found | {"problem": status.stderr.strip()}
-    lines = status.stdout.splitlines()
-    untracked = sum(line.startswith("??") for line in lines)
-    return {
-        "state": "dirty" if lines else "clean",
-        "commit": head.stdout.strip() if head.returncode == 0 else None,
-        "changed": len(lines) - untracked,
-        "untracked": untracked,
-        "problem": None if head.returncode == 0 else "no commit yet",
-    }
-
-
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["git", "-C", str(folder), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_GIT_TIMEOUT_S,
-        env={**os.environ, "LC_ALL": "C"},  # its messages are read, so they must be in English
-    )
+    return {key: source_of(value, folder) for key, value in references.items()}
