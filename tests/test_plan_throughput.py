@@ -39,8 +39,8 @@ def test_the_default_scenario():
     assert plan.compute_samples_per_s == 6912
     assert plan.fed.utilisation == pytest.approx(0.723, abs=5e-4)
     assert plan.fed.bill.wall_hours == pytest.approx(336 * 6912 / 5000)
-    assert plan.starved_hours == pytest.approx(336 * 1912 / 5000)
-    assert plan.starved_cost == pytest.approx(plan.starved_hours * 64 * 2.5)
+    assert plan.starved.wall_hours == pytest.approx(336 * 1912 / 5000)
+    assert plan.starved.cost == pytest.approx(plan.starved.wall_hours * 64 * 2.5)
     assert plan.workers_needed == 12  # 11.06 of them
 
 
@@ -57,13 +57,13 @@ def test_in_turn_utilisation_never_reaches_100_percent():
     assert all(one.utilisation < 1 for one in plan.sweep)
     assert plan.other_way == plan_of(5000.0).fed
     assert plan.workers_needed is None
-    assert plan.depths == ()
+    assert plan.queue is None
 
 
 def test_a_perfect_loader_costs_nothing_and_needs_no_workers():
     plan = plan_of(0.0)
-    assert (plan.fed.utilisation, plan.starved_hours, plan.starved_cost) == (1.0, 0.0, 0.0)
-    assert (plan.workers_needed, plan.depth_needed, plan.depths) == (None, None, ())
+    assert (plan.fed.utilisation, plan.starved.wall_hours, plan.starved.cost) == (1.0, 0.0, 0.0)
+    assert (plan.workers_needed, plan.queue) == (None, None)
 
 
 def test_workers_that_are_exactly_enough_are_enough():
@@ -179,9 +179,9 @@ def test_any_plan_is_whole_and_a_faster_loader_never_costs_more(
             assert 0 < fed.utilisation <= 1
             assert fed.bill.cost == pytest.approx(fed.bill.wall_hours * 64 * 2.5)
             assert fed.bill.wall_hours == pytest.approx(336 * fed.cost_ratio)
-        assert 0 <= plan.starved_hours < math.inf
-        assert all(0 <= one.utilisation <= 1 for one in plan.depths)
-        shares = [one.utilisation for one in plan.depths]
+        assert 0 <= plan.starved.wall_hours < math.inf
+        shares = [one.utilisation for one in plan.queue.depths] if plan.queue else []
+        assert all(0 <= share <= 1 for share in shares)
         assert shares == sorted(shares)
     slow, fast, perfect = (plan.fed.bill.cost for plan in plans)
     assert slow * (1 + 1e-12) >= fast

@@ -74,6 +74,19 @@ class Depth:
 
 
 @dataclass(frozen=True, slots=True)
+class Queue:
+    """What holding batches ready does.
+
+    Attributes:
+        depths: some numbers of them, the given one among them.
+        needed: batches that bring the utilisation within a hundredth of its limit.
+    """
+
+    depths: tuple[Depth, ...]
+    needed: int
+
+
+@dataclass(frozen=True, slots=True)
 class ThroughputPlan:
     """What the loader costs the job.
 
@@ -82,24 +95,21 @@ class ThroughputPlan:
         overlapped: as the loader was given.
         fed: with the loader as it is.
         other_way: the same loader in turn if it is overlapped, and the other way round.
-        starved_hours, starved_cost: beyond the bill with a perfect loader.
+        starved: what is paid beyond the bill with a perfect loader.
         workers_needed: for a loader as fast as the compute, if rate grows with workers; None if no
             number of them is enough (in turn), or none is needed (a perfect loader).
         sweep: other capacities, slowest first.
-        depths: utilisation by batches held ready, the given number among them.
-        depth_needed: batches that bring it within a hundredth of its limit.
+        queue: by batches held ready; None in turn, and for a perfect loader.
     """
 
     compute_samples_per_s: float
     overlapped: bool
     fed: Fed
     other_way: Fed
-    starved_hours: float
-    starved_cost: float
+    starved: Bill
     workers_needed: int | None
     sweep: tuple[Fed, ...]
-    depths: tuple[Depth, ...]
-    depth_needed: int | None
+    queue: Queue | None
 
 
 def plan_throughput(job: Job, samples_per_s: float, loader: Loader) -> ThroughputPlan:
@@ -119,17 +129,10 @@ def plan_throughput(job: Job, samples_per_s: float, loader: Loader) -> Throughpu
         loader.overlapped,
         fed,
         _fed(job, compute, loader.samples_per_s, not loader.overlapped),
-        fed.bill.wall_hours - perfect.wall_hours,
-        fed.bill.cost - perfect.cost,
+        Bill(fed.bill.wall_hours - perfect.wall_hours, fed.bill.cost - perfect.cost),
         _workers_needed(loader, capacity) if capacity and loader.overlapped else None,
         tuple(_fed(job, compute, factor * compute, loader.overlapped) for factor in FACTORS),
-        tuple(
-            Depth(depth, prefetch_utilisation(capacity, depth))
-            for depth in sorted({*DEPTHS, loader.prefetch})
-        )
-        if capacity and loader.overlapped
-        else (),
-        depth_needed(capacity) if capacity and loader.overlapped else None,
+        _queue(capacity, loader.prefetch) if capacity and loader.overlapped else None,
     )
 
 
@@ -166,6 +169,14 @@ def depth_needed(capacity: float) -> int:
         else:
             low = middle + 1
     return high
+
+
+def _queue(capacity: float, prefetch: int) -> Queue:
+    depths = sorted({*DEPTHS, prefetch})
+    return Queue(
+        tuple(Depth(depth, prefetch_utilisation(capacity, depth)) for depth in depths),
+        depth_needed(capacity),
+    )
 
 
 def _fed(job: Job, compute: float, loader: float, overlapped: bool) -> Fed:

@@ -101,11 +101,11 @@ def _tables(plan: ThroughputPlan) -> list[Table]:
             f"Other loaders, {way} (model, {model})",
         ),
     ]
-    if plan.depths:
+    if plan.queue:
         tables.append(
             Table(
                 ["batches held ready", "utilisation"],
-                [[one.prefetch, points(one.utilisation)] for one in plan.depths],
+                [[one.prefetch, points(one.utilisation)] for one in plan.queue.depths],
                 "A finite queue between loader and step (model, exponential times, M/M/1/K)",
             )
         )
@@ -144,7 +144,7 @@ def _notes(plan: ThroughputPlan, loader: Loader) -> list[str]:
     if fed.capacity is None:
         return ["A perfect loader: the accelerators compute all the time."]
     starved = (
-        f"{format_number(plan.starved_hours)} h and {format_number(plan.starved_cost)} are paid "
+        f"{format_number(plan.starved.wall_hours)} h and {format_number(plan.starved.cost)} are paid "
         "for waiting"
     )
     if not plan.overlapped:
@@ -169,11 +169,12 @@ def _notes(plan: ThroughputPlan, loader: Loader) -> list[str]:
             f"That takes {plan.workers_needed} workers of the kind of which {loader.num_workers} "
             "were given, if their rates add up."
         )
-    return [
-        *notes,
-        f"{plan.depth_needed} batches held ready reach {100 * NEAR:g} % of what any number would "
-        "(exponential times).",
-    ]
+    if plan.queue:
+        notes.append(
+            f"{plan.queue.needed} batches held ready reach {100 * NEAR:g} % of what any number "
+            "would (exponential times)."
+        )
+    return notes
 
 
 def _straggler_notes(here: Straggling, step_cv: float, slow_rank: float) -> list[str]:
