@@ -37,7 +37,7 @@ FLOORS = (
     ("training", "supervise", "plan", "runs"),
     ("attempt",),
     ("run", "budget", "ingest", "doctor", "project"),
-    ("search", "report"),
+    ("search", "report", "prove"),
     ("tours",),
     ("cli",),
     ("", "__main__"),  # the package's own face, and `python -m tapeline`

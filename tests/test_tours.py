@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from tapeline.errors import RunError
+from tapeline.prove import killing
 from tapeline.tape import demo_tape
-from tapeline.tours import killing, run_demo
+from tapeline.tours import run_demo
 
 
 def tapeline(*arguments, cwd):

@@ -18,6 +18,7 @@ from tapeline.cli.doctor import doctor
 from tapeline.cli.ingest import ingest
 from tapeline.cli.new import new
 from tapeline.cli.plans import app as plans
+from tapeline.cli.prove import prove
 from tapeline.cli.store import app as store
 from tapeline.cli.tours import demo, tutorial
 from tapeline.cli.train import resume, train
@@ -39,6 +40,7 @@ app.command("train")(train)
 app.command("resume")(resume)
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(plans, name="plan")
+app.command("prove")(prove)
 app.command("tutorial")(tutorial)
 app.command("demo")(demo)
 app.command("doctor")(doctor)

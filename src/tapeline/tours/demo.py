@@ -15,6 +15,7 @@ import numpy as np
 from tapeline.budget import all_formats, measure_budget
 from tapeline.errors import RunError
 from tapeline.files import atomic_write
+from tapeline.prove.killing import resume_to_end, train_and_kill, train_to_end
 from tapeline.report import (
     Table,
     format_count,
@@ -25,7 +26,6 @@ from tapeline.report import (
 from tapeline.store import Shards, write_shards
 from tapeline.tape import demo_tape, read_orders, synthetic_sessions
 from tapeline.tours.demo_page import demo_page
-from tapeline.tours.killing import resume_to_end, train_and_kill, train_to_end
 from tapeline.windows import WindowIndex
 
 _STEPS, _CHECKPOINT_EVERY = 400, 50

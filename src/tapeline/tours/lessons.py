@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from tapeline.checkpoint import load_state, restore_model
+from tapeline.prove.killing import resume_to_end, train_and_kill, train_to_end
 from tapeline.session import Float32Array
 from tapeline.store import FORMATS, Shards, write_shards
 from tapeline.tape import synthetic_sessions
-from tapeline.tours.killing import resume_to_end, train_and_kill, train_to_end
 from tapeline.training import TrainStep, data_parallel_grads, evaluate, loop, train
 from tapeline.training.determinism import make_deterministic
 from tapeline.training.models import perceptron
