@@ -6,6 +6,7 @@
       attempts/1.json       what each life ran in: code, environment, machine, and its origin
       metrics/rank-0.jsonl  losses and validations, by attempt and step
       checkpoints/step-…/   written by `checkpoint/`
+      supervise/            written by `supervise/`, where a supervisor restarts the run
 
 Plain files, to be read with anything. A life without an end was killed; the next one says so.
 """
@@ -58,7 +59,7 @@ class RunFolder:
 
     def check_free(self) -> None:
         """Raise a `RunError` if something is here already."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and (not self.path.is_dir() or self._occupied()):
             raise RunError(
                 self.path,
                 expected="a place for a new run",
@@ -79,7 +80,8 @@ class RunFolder:
                 self.path / RECORD, json.dumps({**record, "xxh3": _digest(record)}, indent=2)
             )
         except OSError:
-            self.path.rmdir()  # a folder without a record is in the way of the next try
+            if not any(self.path.iterdir()):
+                self.path.rmdir()  # a folder without a record is in the way of the next try
             raise
         self._taken = {key: record[key] for key in SURROUNDINGS if key in record}
 
@@ -101,6 +103,10 @@ class RunFolder:
                     fix="Wait until that process ends, or stop it",
                 ) from None
             yield
+
+    def _occupied(self) -> bool:
+        # What a supervisor notes before the run begins is no run.
+        return any(file.name != "supervise" for file in self.path.iterdir())
 
     def record(self) -> dict[str, Any]:
         """The record.
