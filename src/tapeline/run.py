@@ -27,7 +27,12 @@ __all__ = ["Progress", "RunResult", "resume", "start"]
 
 
 def start(
-    config: RunConfig, folder: Path, *, progress: Progress | None = None, clock: Clock | None = None
+    config: RunConfig,
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+    began_ns: int | None = None,
 ) -> RunResult:
     """Train a new run to its last step.
 
@@ -36,6 +41,8 @@ def start(
         folder: where to; made here, must be free.
         progress: called with the steps done and in all.
         clock: for the record, and to measure by.
+        began_ns: monotonic time at which the process began, for one that does nothing else; by
+            default now.
 
     Raises:
         TapelineError: something in the configuration doesn't fit the data or the folder; nothing
@@ -43,6 +50,7 @@ def start(
         Preempted: it was told to stop, and saved; a SystemExit.
     """
     clock = clock or SystemClock()
+    began_ns = clock.monotonic_ns() if began_ns is None else began_ns
     run = RunFolder(folder, clock)
     with joined(config.training.device) as world, contextlib.ExitStack() as stack:
         check_ranks(config.training, world)
@@ -59,7 +67,7 @@ def start(
             stack.enter_context(run.locked())
 
         from_first(world, create)
-        return live(run, parts, progress, clock)
+        return live(run, parts, progress, clock, began_ns)
 
 
 def _on_every_rank(world: World, config: RunConfig, opened: Callable[[], Data]) -> Data:
@@ -80,6 +88,7 @@ def resume(
     *,
     progress: Progress | None = None,
     clock: Clock | None = None,
+    began_ns: int | None = None,
 ) -> RunResult:
     """Go on with a run from its newest checkpoint that can be used, or from its beginning.
 
@@ -87,7 +96,7 @@ def resume(
         folder: the run's folder.
         overrides: `key=value` settings that don't change what the run computes, such as
             `data.store=…` for data that was moved.
-        progress, clock: as in `start`.
+        progress, clock, began_ns: as in `start`.
 
     Raises:
         RunError: the folder isn't a run's, or an override would make it another run.
@@ -96,6 +105,7 @@ def resume(
         Preempted: as in `start`.
     """
     clock = clock or SystemClock()
+    began_ns = clock.monotonic_ns() if began_ns is None else began_ns
     run = RunFolder(folder, clock)
     saved = run.record()
     config = RunConfig.from_mapping(saved["config"], str(folder / "run.json"), overrides)
@@ -117,7 +127,7 @@ def resume(
         check_ranks(config.training, world)
         parts = Parts.build(_on_every_rank(world, config, opened), world)
         from_first(world, lambda: stack.enter_context(run.locked()))
-        return live(run, parts, progress, clock)
+        return live(run, parts, progress, clock, began_ns)
 
 
 def _check_data(folder: Path, data: Data, saved: dict[str, Any]) -> None:

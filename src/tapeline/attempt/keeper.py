@@ -19,12 +19,14 @@ from pathlib import Path
 from torch import Tensor
 
 from tapeline.attempt.cadence import Cadence
+from tapeline.attempt.observer import Observer
 from tapeline.checkpoint import Checkpointer, State
 from tapeline.checkpoint.drain import Drain
 from tapeline.checkpoint.durable import DurableTier
 from tapeline.checkpoint.preempt import Preempted, PreemptionGuard
 from tapeline.checkpoint.shelf import METRIC
 from tapeline.errors import CheckpointError, TapelineError
+from tapeline.ledger import Ledger
 
 
 class Copies:
@@ -106,11 +108,10 @@ class Keeper:
         checkpointer: saves.
         cadence: says when.
         guard: says whether to stop.
+        observer: which life this is; its ledger books what saves cost.
         capture: the state after a step.
         settle: puts on disk what a checkpoint must not be ahead of, up to a step.
         copies: durable ones, if any.
-        attempt: which life this is.
-        first: the step it begins from.
     """
 
     def __init__(
@@ -118,12 +119,11 @@ class Keeper:
         checkpointer: Checkpointer,
         cadence: Cadence,
         guard: PreemptionGuard,
+        observer: Observer,
         *,
         capture: Callable[[int], State],
         settle: Callable[[int], None],
         copies: Copies | None,
-        attempt: int,
-        first: int,
     ) -> None:
         self._checkpointer = checkpointer
         self._cadence = cadence
@@ -131,13 +131,15 @@ class Keeper:
         self._capture = capture
         self._settle = settle
         self._copies = copies
-        self._attempt = attempt
+        self._attempt = observer.attempt
+        self._ledger = observer.ledger
         self._metric: tuple[int, float] | None = None
-        self._saved = first
+        self._saved = observer.first
 
     def step_done(self, number: int, _: Tensor) -> None:
         """The hook before all others: the step has ended."""
         self._checkpointer.check()  # a write in the background that failed ends the run here
+        self._ledger.background_write = self._checkpointer.busy
         if self._copies:
             self._copies.check()
         self._cadence.step_done(number)
@@ -166,7 +168,8 @@ class Keeper:
         if not self._guard.agreed():
             return
         self.save(number)
-        self._checkpointer.wait()
+        with self._ledger.span("checkpoint"):
+            self._checkpointer.wait()
         if self._copies:
             self._copies.leave(number, self._checkpointer.path(number))
         raise Preempted(number, str(self._guard.reason))
@@ -175,14 +178,15 @@ class Keeper:
         """Save after step `number`, unless that was done."""
         if self._saved == number:
             return
-        self._settle(number)
-        of_step, mse = self._metric or (None, math.nan)
-        metric = mse if of_step == number and math.isfinite(mse) else None
-        self._checkpointer.save(
-            self._capture(number),
-            metadata={"attempt": self._attempt, METRIC: metric},
-            durable=bool(self._copies and self._copies.due(number)),
-        )
+        with self._ledger.span("checkpoint"):
+            self._settle(number)
+            of_step, mse = self._metric or (None, math.nan)
+            metric = mse if of_step == number and math.isfinite(mse) else None
+            self._checkpointer.save(
+                self._capture(number),
+                metadata={"attempt": self._attempt, METRIC: metric},
+                durable=bool(self._copies and self._copies.due(number)),
+            )
         self._saved = number
         self._cadence.saved(number)
         self._guard.measured(
@@ -195,12 +199,19 @@ class Follower:
 
     Args:
         guard: says whether to stop.
+        ledger: of this rank.
         last: the last step of the run.
+        every: steps between rank 0's saves; None where it decides as it goes, which it tells
+            nobody: after a rollback, a line of this rank's ledger is then parted in proportion.
     """
 
-    def __init__(self, guard: PreemptionGuard, last: int) -> None:
+    def __init__(
+        self, guard: PreemptionGuard, ledger: Ledger, last: int, every: int | None
+    ) -> None:
         self._guard = guard
+        self._ledger = ledger
         self._last = last
+        self._every = every
 
     def step_done(self, number: int, _: Tensor) -> None:
         """As the keeper's; nothing to look after here."""
@@ -210,6 +221,8 @@ class Follower:
 
     def __call__(self, number: int, _: Tensor) -> None:
         """The hook that ends the run where that is due."""
+        if self._every and number % self._every == 0:
+            self._ledger.flush()
         if number < self._last:
             self.stop_if_told(number)
 
@@ -225,5 +238,6 @@ class Follower:
         if self._guard.agreed():
             raise Preempted(number, str(self._guard.reason))
 
-    def save(self, number: int) -> None:
+    def save(self, _: int) -> None:
         """As the keeper's; rank 0 does it."""
+        self._ledger.flush()

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from tapeline.attempt.cadence import Cadence, interval_controller
 from tapeline.attempt.keeper import Copies, Follower, Keeper, copying
 from tapeline.attempt.losses import LossHook
+from tapeline.attempt.observer import Observer, StepMeter
 from tapeline.attempt.origin import Origin, restore, run_identity
 from tapeline.attempt.parts import Parts
 from tapeline.attempt.promise import Promise
+from tapeline.attempt.result import RunResult
 from tapeline.checkpoint import (
     Checkpointer,
     Ranks,
     Shelf,
-    Skipped,
+    State,
     part_sha256,
 )
 from tapeline.checkpoint.durable import DurableTier
@@ -33,8 +32,7 @@ from tapeline.checkpoint.resume import TaintJournal
 from tapeline.checkpoint.retain import Retention
 from tapeline.clock import Clock
 from tapeline.config import CheckpointConfig
-from tapeline.files import canonical_json
-from tapeline.runs import MetricsJournal, RunFolder, code_state
+from tapeline.runs import RunFolder, code_state
 from tapeline.training import evaluate, loop
 from tapeline.training.ranks import from_first, wait_for_all
 from tapeline.world import World
@@ -46,54 +44,21 @@ Progress = Callable[[int, int], None]
 _STEPS_TO_SURVIVE = 10
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a finished run comes to.
-
-    Attributes:
-        folder: the run's folder.
-        steps: steps done in all.
-        from_step: where this life of the run began.
-        part_sha256: over each part of the state after the last step; over rank 0's share of it
-            where ranks hold shares.
-        losses: of every step, the later one where a step was done twice.
-        validation: at the end; None without a validation split.
-        contract: what holds of its bits.
-        skipped: checkpoints that were passed over on the way in, and why.
-    """
-
-    folder: Path
-    steps: int
-    from_step: int
-    part_sha256: dict[str, str]
-    losses: list[float]
-    validation: dict[str, Any] | None
-    contract: str
-    skipped: tuple[Skipped, ...]
-
-    @property
-    def state_sha256(self) -> str:
-        """Over all state after the last step, as `checkpoint.state_sha256` has it."""
-        return hashlib.sha256(canonical_json(self.part_sha256).encode()).hexdigest()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them; the losses as the mean of the last 50."""
-        last = self.losses[-50:]
-        return {
-            "run": str(self.folder),
-            "steps": self.steps,
-            "from_step": self.from_step,
-            "state_sha256": self.state_sha256,
-            "part_sha256": self.part_sha256,
-            "loss_last_50": sum(last) / len(last) if last else None,
-            "validation": self.validation,
-            "contract": self.contract,
-            "skipped": [{"path": str(s.path), "reason": s.reason} for s in self.skipped],
-        }
-
-
-def live(run: RunFolder, parts: Parts, progress: Progress | None, clock: Clock) -> RunResult:
+def live(
+    run: RunFolder,
+    parts: Parts,
+    progress: Progress | None,
+    clock: Clock,
+    began_ns: int,
+) -> RunResult:
     """Bring a run to its last step, from wherever its last life left it; on every rank.
+
+    Args:
+        run: its folder.
+        parts: freshly built.
+        progress: called with the steps done and in all.
+        clock: for all times.
+        began_ns: monotonic time at which this life began.
 
     Raises:
         Preempted: it was told to stop, and saved.
@@ -104,9 +69,11 @@ def live(run: RunFolder, parts: Parts, progress: Progress | None, clock: Clock) 
     taints = taints_of(run)
     tier = _tier(settings) if writes else None
     ranks = Ranks.joined() if parts.is_cut else None
+    restoring_ns = clock.monotonic_ns()
     origin = _origin(run, tier, taints, parts, ranks)
     if origin.state:
         parts.restore(origin.state)
+    restored_ns = clock.monotonic_ns() - restoring_ns
     if tier:
         tier.resumed_from(origin.step)
     promise = Promise.of_new(parts).kept(origin.step, run.record(), origin.metadata)
@@ -115,26 +82,17 @@ def live(run: RunFolder, parts: Parts, progress: Progress | None, clock: Clock) 
     )
     if origin.identity and writes:
         taints.resumed(origin.identity, step=origin.step, attempt=attempt)
-    life = _Life(run, parts, taints, attempt, origin, promise, progress, clock)
-    try:
-        copies = Copies(tier, settings.durable_every, steps) if tier else None
-        with copying(copies):
-            life.train(copies, ranks)
-        parts.check_equal(state := parts.state(steps))
-    except BaseException as error:
-        how = _how(error)
-        if writes:
-            if how != "failed":
-                taints.release()
-            evidence = f"{type(error).__name__}: {error}"
-            run.end_attempt(attempt, how=how, step=life.done, evidence=evidence)
-        if how == "preempted":
-            wait_for_all(world)  # a launcher kills the others as soon as one has gone
-        raise
-    if writes:
-        taints.release()
-        run.end_attempt(attempt, how="finished", step=steps, evidence="its last step was saved")
-    wait_for_all(world)
+    with Observer(
+        run,
+        world,
+        attempt=attempt,
+        first=origin.step,
+        clock=clock,
+        began_ns=began_ns,
+        restored_ns=restored_ns,
+    ) as observer:
+        life = _Life(run, parts, taints, promise, progress, observer)
+        state = life.live(Copies(tier, settings.durable_every, steps) if tier else None, ranks)
     return RunResult(
         folder=run.path,
         steps=steps,
@@ -197,46 +155,75 @@ class _Life:
         run: RunFolder,
         parts: Parts,
         taints: TaintJournal,
-        attempt: int,
-        origin: Origin,
         promise: Promise,
         progress: Progress | None,
-        clock: Clock,
+        observer: Observer,
     ) -> None:
         self._run = run
         self._parts = parts
         self._taints = taints
-        self._attempt = attempt
-        self._first = origin.step
         self._promise = promise
         self._progress = progress
-        self._clock = clock
+        self._observer = observer
+        self._ledger = observer.ledger
+        self._first = observer.first
+        self._clock = observer.clock
         self._steps = parts.config.training.steps
-        self._writes = parts.world.rank == 0
+        self._writes = observer.writes
         self._ballot = parts.step.ballot if parts.world.size > 1 else None
-        self.done = origin.step
 
-    def train(self, copies: Copies | None, ranks: Ranks | None) -> None:
-        """Train to the last step; `ranks` where they save together."""
+    def live(self, copies: Copies | None, ranks: Ranks | None) -> State:
+        """Train, and record how it ended; the state after the last step.
+
+        Args:
+            copies: durable ones, if this rank makes any.
+            ranks: those that save together.
+        """
+        try:
+            with copying(copies):
+                self._train(copies, ranks)
+            self._parts.check_equal(state := self._parts.state(self._steps))
+        except BaseException as error:
+            self._end(_how(error), f"{type(error).__name__}: {error}")
+            if isinstance(error, Preempted):
+                wait_for_all(self._parts.world)  # a launcher kills the others once one has gone
+            raise
+        self._end("finished", "its last step was saved")
+        wait_for_all(self._parts.world)
+        return state
+
+    def _end(self, how: str, evidence: str) -> None:
+        if not self._writes:
+            return
+        if how != "failed":
+            self._taints.release()
+        observer = self._observer
+        self._run.end_attempt(
+            observer.attempt, how=how, step=observer.ledger.step, evidence=observer.said(evidence)
+        )
+
+    def _train(self, copies: Copies | None, ranks: Ranks | None) -> None:
+        parts, every = self._parts, self._parts.config.log_every
         with contextlib.ExitStack() as open_parts:
-            guard = self._guard(self._parts.config.checkpoint)
+            guard = self._guard(parts.config.checkpoint)
             open_parts.enter_context(_entered_in_main_thread(guard))
-            metrics = self._metrics(open_parts)
-            losses = LossHook(metrics, self._parts.config.log_every)
+            losses = LossHook(self._observer, parts.step, every)
+            meter = self._meter()
             keeper = self._keeper(guard, copies, ranks, losses, open_parts)
 
             def validate(number: int, _: Tensor | None = None) -> None:
                 if self._validation_is_due(number):
-                    self._validate(number, metrics, keeper)
+                    self._validate(number, keeper)
 
             # Rank 0 says, since it goes on writing while others would read.
             made_up = not self._first or from_first(
-                self._parts.world, lambda: self._first in self._run.validations()
+                parts.world, lambda: self._first in self._run.validations()
             )
             if not made_up:
                 validate(self._first)  # a stop in the middle of it left it out
             hooks = (
                 self._count,
+                meter,
                 keeper.step_done,
                 losses,
                 validate,
@@ -245,12 +232,22 @@ class _Life:
                 self._tell,
                 keeper.go_on,
             )
-            loop(self._parts.step, self._parts.loader, self._first, self._steps, hooks)
+            loop(parts.step, parts.loader, self._first, self._steps, hooks, self._ledger.switch)
+            meter.write(self._steps)
+            self._ledger.switch("checkpoint")  # what is in flight is waited for, on every rank
 
-    def _metrics(self, open_parts: contextlib.ExitStack) -> MetricsJournal | None:
-        if not self._writes:
-            return None
-        return open_parts.enter_context(MetricsJournal(self._run.metrics_path(0), self._attempt))
+    def _meter(self) -> StepMeter:
+        """Measures steps; the time in collectives too, where the host waits in them."""
+        parts = self._parts
+        meter = StepMeter(
+            self._observer,
+            parts.step,
+            num_samples=parts.config.training.batch // parts.rows.size,
+            every=parts.config.log_every,
+        )
+        if parts.step.lanes and meter.sees_waits:
+            parts.step.lanes.exchange.waiting = lambda: self._ledger.span("communication")
+        return meter
 
     def _keeper(
         self,
@@ -261,7 +258,8 @@ class _Life:
         open_parts: contextlib.ExitStack,
     ) -> Keeper | Follower:
         if not (self._writes or ranks):
-            return Follower(guard, self._steps)
+            every = self._parts.config.checkpoint.every
+            return Follower(guard, self._ledger, self._steps, None if every == "auto" else every)
         checkpointer = open_parts.enter_context(self._checkpointer(copies, ranks))
         if copies:
             copies.resume(self._first, checkpointer.path(self._first))
@@ -275,38 +273,41 @@ class _Life:
                 self._parts.world if ranks else World(),
             ),
             guard,
+            self._observer,
             capture=self._parts.state,
             settle=losses.settle,  # a checkpoint never covers steps whose metrics could be lost
             copies=copies,
-            attempt=self._attempt,
-            first=self._first,
         )
 
     def _validation_is_due(self, number: int) -> bool:
         every = self._parts.config.validation.every
         return bool(self._parts.data.validation) and (number % every == 0 or number == self._steps)
 
-    def _validate(
-        self, number: int, metrics: MetricsJournal | None, keeper: Keeper | Follower
-    ) -> None:
+    def _validate(self, number: int, keeper: Keeper | Follower) -> None:
         parts = self._parts
         assert parts.data.validation, "asked for only where there is a validation split"
-        found = evaluate(
-            parts.step.model,
-            parts.data.source,
-            parts.data.validation,
-            between=lambda: keeper.stop_if_told(number),
-            world=parts.rows,
-            ballot=self._ballot,
-        )
-        if metrics:
-            metrics.validation(number, found.as_dict())
+
+        def between() -> None:
+            self._ledger.switch("evaluation")  # entered again: it makes progress
+            keeper.stop_if_told(number)
+
+        with self._ledger.span("evaluation"):
+            found = evaluate(
+                parts.step.model,
+                parts.data.source,
+                parts.data.validation,
+                between=between,
+                world=parts.rows,
+                ballot=self._ballot,
+            )
+        if self._writes:
+            self._observer.journal.validation(number, found.as_dict())
         keeper.validated(number, found.mse)
         if parts.config.checkpoint.keep_best and number > self._first:
             keeper.save(number)
 
     def _count(self, number: int, _: Tensor) -> None:
-        self.done = number
+        self._ledger.step_done(number)
 
     def _survived(self, number: int, _: Tensor) -> None:
         if self._writes:
@@ -321,7 +322,7 @@ class _Life:
         if settings.every != "auto":
             return settings.every
         return interval_controller(
-            self._run, settings, attempt=self._attempt, first=self._first, last=self._steps
+            self._run, settings, attempt=self._observer.attempt, first=self._first, last=self._steps
         )
 
     def _checkpointer(self, copies: Copies | None, ranks: Ranks | None) -> Checkpointer:

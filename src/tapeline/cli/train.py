@@ -32,10 +32,16 @@ def train(
 
     settings = RunConfig.load(config, overrides or [])
 
+    from tapeline.ledger import process_began_ns
     from tapeline.run import start
 
     with _stop_told(), progress_bar("Training") as progress:
-        result = start(settings, out or Path("runs") / settings.name, progress=progress)
+        result = start(
+            settings,
+            out or Path("runs") / settings.name,
+            progress=progress,
+            began_ns=process_began_ns(),
+        )
     _print(result, as_json)
 
 
@@ -48,10 +54,11 @@ def resume(
 
     Example: tapeline resume runs/reference
     """
+    from tapeline.ledger import process_began_ns
     from tapeline.run import resume as resume_run
 
     with _stop_told(), progress_bar("Training") as progress:
-        result = resume_run(run, overrides or [], progress=progress)
+        result = resume_run(run, overrides or [], progress=progress, began_ns=process_began_ns())
     _print(result, as_json)
 
 

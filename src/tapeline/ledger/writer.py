@@ -189,6 +189,22 @@ class Ledger:
         finally:
             self._enter(around)
 
+    def spent(self, phase: str, nanoseconds: int) -> None:
+        """Say that so much of the time in the current phase was spent in another one.
+
+        For what was done before the ledger could be opened: reading the checkpoint that says
+        which step it begins from.
+        """
+        self._pass_to(self._phase)
+        self._totals[self._phase] -= nanoseconds
+        self._totals[INDEX[phase]] += nanoseconds
+
+    def in_steps_ns(self) -> tuple[int, int]:
+        """The time spent in steps so far, and the part of it spent in collectives."""
+        totals = self._totals
+        waited = totals[_COMMUNICATION]
+        return totals[_DATA] + totals[_TRANSFER] + totals[_COMPUTE] + waited, waited
+
     def batches(self, source: Iterable[Batch]) -> Generator[Batch, None, None]:
         """The batches of a source: asking for one is "data", the body of the loop "compute"."""
         iterator = iter(source)

@@ -12,6 +12,9 @@ the same bytes took three times as long, copying them on the way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,6 +33,7 @@ class Exchange:
     Attributes:
         lanes: this rank's.
         bytes_sent: to other ranks so far.
+        waiting: what each exchange with other ranks is done in, such as a span of a ledger.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Exchange:
         self.world_size = world_size
         self.group = group
         self.bytes_sent = 0
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self._others = [other for other in range(world_size) if other != rank]
         self._spans = [
             subtrees(lanes_of(other, world_size, num_lanes)) for other in range(world_size)
@@ -58,8 +63,13 @@ class Exchange:
                 same length, a multiple of the number of ranks. Overwritten.
         """
         result = subtree_sums[0]
-        if self.world_size == 1:
-            return result
+        if self.world_size > 1:
+            with self.waiting():
+                self._finish(subtree_sums)
+        return result
+
+    def _finish(self, subtree_sums: list[Tensor]) -> None:
+        """Put the sum over all lanes into the first tensor."""
         shares = [tensor.view(self.world_size, -1) for tensor in subtree_sums]
         mine, parts = shares[0], self._parts(shares)
         self._swap(
@@ -77,7 +87,6 @@ class Exchange:
             [(mine[self.rank], other) for other in self._others],
             [(mine[other], other) for other in self._others],
         )
-        return result
 
     def _parts(self, shares: list[Tensor]) -> list[list[Tensor]]:
         """Where every rank's subtrees of this rank's share are, or will be received."""

@@ -153,18 +153,34 @@ def set_sync(model: nn.Module, sync: bool) -> None:
         set_fsdp2(sync)
 
 
-def clip_grad_norm(model: nn.Module, largest: float) -> None:
-    """Scale all gradients down until their norm over all parameters is `largest` at most."""
+def grad_norms(model: nn.Module) -> Tensor | None:
+    """The norm of each parameter's gradient, `[parameters]`, on the device.
+
+    None where each rank holds a share, since all of them would have to exchange theirs.
+    """
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    if not grads or any(map(_is_cut, grads)):
+        return None
+    return torch.stack(torch._foreach_norm(grads))
+
+
+def clip_grad_norm(model: nn.Module, largest: float) -> Tensor:
+    """Scale all gradients down until their norm over all parameters is `largest` at most.
+
+    Returns:
+        The norm before, on the device.
+    """
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     if not any(map(_is_cut, grads)):
-        nn.utils.clip_grad_norm_(model.parameters(), largest)
-        return
+        whole: Tensor = nn.utils.clip_grad_norm_(model.parameters(), largest)
+        return whole
     # Each by itself: torch's own refuses tensors that are cut over different ranks.
     norms = [torch.linalg.vector_norm(grad) for grad in grads]
     norm = torch.linalg.vector_norm(torch.stack([_full(norm) for norm in norms]))
     factor = torch.clamp(largest / (norm + 1e-6), max=1.0)  # as torch's
     for grad in grads:
         grad.mul_(factor)
+    return norm  # type: ignore[no-any-return]
 
 
 def full_tensors(model: nn.Module) -> dict[str, Tensor]:

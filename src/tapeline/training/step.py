@@ -19,7 +19,13 @@ from tapeline.training.ballot import Ballot
 from tapeline.training.determinism import keyed_draws
 from tapeline.training.lanes import Lanes
 from tapeline.training.precision import Precision, autocast, check_trainable, loss_scaler
-from tapeline.training.ranks import clip_grad_norm, data_rank, is_distributed, set_sync
+from tapeline.training.ranks import (
+    clip_grad_norm,
+    data_rank,
+    grad_norms,
+    is_distributed,
+    set_sync,
+)
 
 Schedule = Callable[[int], float]
 
@@ -87,6 +93,7 @@ class TrainStep:
         self._place = (data_rank(model),) if self._shared else ()
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.scaler = loss_scaler(self.device, precision)
+        self._clipped_from: Tensor | None = None
 
     def __call__(self, number: int, x: Tensor, y: Tensor) -> Tensor:
         """Do step `number` with x `[batch, inputs]` and y `[batch]`; returns the mean loss.
@@ -107,9 +114,24 @@ class TrainStep:
             total /= self.scaler.get_scale()
             self.scaler.unscale_(self.optimizer)
         if self.clip_norm is not None:
-            clip_grad_norm(self.model, self.clip_norm)
+            self._clipped_from = clip_grad_norm(self.model, self.clip_norm)
         self._update(number)
         return total
+
+    def grad_norm(self) -> Tensor | None:
+        """The norm of the last step's gradient before it was clipped, on the device, `[]`.
+
+        None where it would take a message to other ranks, which hold shares of the gradient.
+        """
+        if self._clipped_from is not None:
+            return self._clipped_from
+        norms = grad_norms(self.model)
+        return None if norms is None else torch.linalg.vector_norm(norms)
+
+    def learning_rate(self, number: int) -> float:
+        """The rate that step `number` is done with; of the first group, where there are several."""
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        return rate if self.schedule is None else rate * self.schedule(number)
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The mean loss of a part of the batch, scaled where that is needed."""

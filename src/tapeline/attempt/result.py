@@ -1,0 +1,57 @@
+"""What a finished run comes to."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tapeline.checkpoint import Skipped
+from tapeline.files import canonical_json
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a finished run comes to.
+
+    Attributes:
+        folder: the run's folder.
+        steps: steps done in all.
+        from_step: where this life of the run began.
+        part_sha256: over each part of the state after the last step; over rank 0's share of it
+            where ranks hold shares.
+        losses: of every step, the later one where a step was done twice.
+        validation: at the end; None without a validation split.
+        contract: what holds of its bits.
+        skipped: checkpoints that were passed over on the way in, and why.
+    """
+
+    folder: Path
+    steps: int
+    from_step: int
+    part_sha256: dict[str, str]
+    losses: list[float]
+    validation: dict[str, Any] | None
+    contract: str
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def state_sha256(self) -> str:
+        """Over all state after the last step, as `checkpoint.state_sha256` has it."""
+        return hashlib.sha256(canonical_json(self.part_sha256).encode()).hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as JSON can hold them; the losses as the mean of the last 50."""
+        last = self.losses[-50:]
+        return {
+            "run": str(self.folder),
+            "steps": self.steps,
+            "from_step": self.from_step,
+            "state_sha256": self.state_sha256,
+            "part_sha256": self.part_sha256,
+            "loss_last_50": sum(last) / len(last) if last else None,
+            "validation": self.validation,
+            "contract": self.contract,
+            "skipped": [{"path": str(s.path), "reason": s.reason} for s in self.skipped],
+        }
