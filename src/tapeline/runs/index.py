@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from pydantic_core import from_json
 
 from tapeline.errors import RunError
 from tapeline.runs.folder import RECORD
@@ -89,7 +90,8 @@ def _indexed(
         gone = [(path,) for path in known if path not in there]
         database.executemany("DELETE FROM runs WHERE path = ?", gone)
         rows = database.execute("SELECT summary FROM runs").fetchall()
-    return Indexed([json.loads(content) for (content,) in rows], len(stale))
+    # Of ten thousand runs, `json` takes half a second.
+    return Indexed([from_json(content) for (content,) in rows], len(stale))
 
 
 def _place(root: Path) -> Path:
