@@ -21,8 +21,9 @@ from tapeline.cli import main
 from tapeline.training.determinism import keyed_draws
 
 CPU = torch.device("cpu")
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tapeline.cli", "tapeline.run", "torch.distributed.fsdp"])
+FORKS = multiprocessing.get_context("forkserver")
+_PRELOADED = ["tapeline.cli", "tapeline.run", "torch.distributed.fsdp", "torch._inductor"]
+FORKS.set_forkserver_preload(_PRELOADED)
 _LONGEST_S = 100  # a loaded machine is nobody's fault
 
 
@@ -32,11 +33,9 @@ def on_ranks(world_size, function, *arguments):
     The function must be importable from the tests' folder.
     """
     with tempfile.TemporaryDirectory() as folder:
-        queue = _CONTEXT.SimpleQueue()
+        queue = FORKS.SimpleQueue()
         processes = [
-            _CONTEXT.Process(
-                target=_rank, args=(rank, world_size, folder, queue, function, arguments)
-            )
+            FORKS.Process(target=_rank, args=(rank, world_size, folder, queue, function, arguments))
             for rank in range(world_size)
         ]
         for process in processes:
@@ -85,7 +84,7 @@ class Command:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         self.processes = [
-            _CONTEXT.Process(
+            FORKS.Process(
                 target=_command, args=(rank, world_size, port, self._folder, list(map(str, argv)))
             )
             for rank in range(world_size)

@@ -57,9 +57,10 @@ def find_causes(reference: Path, killed: Path, equal_up_to: int) -> list[Cause]:
         killed: the other one.
         equal_up_to: a step at which both saved the same bits, or 0.
     """
-    causes = _of_contract(killed)
+    if given_up := _of_contract(killed):
+        return given_up
     told = _probe(reference, equal_up_to, ONE_THREAD)
-    causes += _of_processes(reference, equal_up_to, told)
+    causes = _of_processes(reference, equal_up_to, told)
     causes += [_draw(name, where) for name, where in told["trace"]["moved"].items()]
     causes += [
         Cause(
@@ -75,7 +76,7 @@ def find_causes(reference: Path, killed: Path, equal_up_to: int) -> list[Cause]:
 
 
 def _of_contract(run: Path) -> list[Cause]:
-    """A contract that a life gave up says itself what had changed."""
+    """A contract that a life gave up says itself what had changed, and explains other bits."""
     shelf = Shelf(run / "checkpoints")
     for step in shelf.steps()[:1]:
         contract = shelf.manifest(step).metadata.get("contract", {})
