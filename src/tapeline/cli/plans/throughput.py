@@ -144,8 +144,8 @@ def _notes(plan: ThroughputPlan, loader: Loader) -> list[str]:
     if fed.capacity is None:
         return ["A perfect loader: the accelerators compute all the time."]
     starved = (
-        f"{format_number(plan.starved.wall_hours)} h and {format_number(plan.starved.cost)} are paid "
-        "for waiting"
+        f"{format_number(plan.starved.wall_hours)} h and {format_number(plan.starved.cost)} are "
+        "paid for waiting"
     )
     if not plan.overlapped:
         return [
