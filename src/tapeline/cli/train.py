@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tapeline.cli.output import Json, Set, print_json, progress_bar, say
+from tapeline.cli.supervise import Ranks, Warm, train_supervised
 from tapeline.world import World
 
 if TYPE_CHECKING:
@@ -21,13 +22,22 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="The run's folder; default: runs/ and the run's name.")
     ] = None,
+    supervised: Annotated[
+        bool, typer.Option("--supervise", help="Start it again when it dies or hangs.")
+    ] = False,
+    ranks: Ranks = "1",
+    warm: Warm = False,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Train a new run; under torchrun on all its ranks.
+    """Train a new run; under torchrun on all its ranks, and so with --supervise --ranks N.
 
     Example: tapeline train examples/reference.toml --set training.steps=500
     """
+    if supervised:
+        train_supervised(config, out, ranks, warm, overrides or [], as_json)
+    if ranks != "1" or warm:
+        raise typer.BadParameter("--ranks and --warm need --supervise, or start it with torchrun")
     from tapeline.config import RunConfig
 
     settings = RunConfig.load(config, overrides or [])

@@ -1,0 +1,143 @@
+"""`tapeline supervise` (and `tapeline train --supervise`): a run that starts itself again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tapeline.cli.output import Json, Set, progress_bar, say
+
+if TYPE_CHECKING:
+    from tapeline.config import RunConfig
+    from tapeline.supervise.supervisor import Outcome, Rules
+
+Out = Annotated[
+    Path | None, typer.Option(help="The run's folder; default: runs/ and the run's name.")
+]
+Ranks = Annotated[str, typer.Option(help="How many ranks: N, or MIN:MAX to go on with fewer.")]
+Warm = Annotated[
+    bool,
+    typer.Option("--warm", help="Keep a spare process with all imports done, and no torchrun."),
+]
+
+
+def supervise(
+    what: Annotated[Path, typer.Argument(help="A TOML file to train, or a run's folder.")],
+    out: Out = None,
+    ranks: Ranks = "1",
+    warm: Warm = False,
+    max_restarts: Annotated[int, typer.Option(help="Over the whole run.", min=0)] = 100,
+    health: Annotated[
+        str | None, typer.Option(help="Command: can place TAPELINE_SLOT be used? 0 is yes.")
+    ] = None,
+    alert: Annotated[
+        str | None, typer.Option(help="Command for alerts, given as JSON in TAPELINE_ALERT.")
+    ] = None,
+    webhook: Annotated[str | None, typer.Option(help="URL that alerts are posted to.")] = None,
+    record_only: Annotated[
+        bool, typer.Option("--record-only", help="Note and tell; end and restart nothing.")
+    ] = False,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Train under supervision: found hung or dead, a run is started again until it is done.
+
+    Exit code 75: told to stop, saved, start it again. 70: given up, do not requeue.
+
+    Example: tapeline supervise examples/reference.toml --ranks 1:2 --set training.lanes=4
+    """
+    from tapeline.supervise.policy import Policy
+    from tapeline.supervise.supervisor import Rules
+
+    policy = Policy(max_restarts=max_restarts, record_only=record_only)
+    rules = Rules(policy=policy, health=health)
+    if what.is_dir():
+        settings, run, source = _recorded(what), what, None
+    else:
+        settings, run, source = _loaded(what, out, overrides)
+    told = (alert, webhook)
+    words = [*(w for o in overrides or [] for w in ("--set", o)), *(["--json"] if as_json else [])]
+    end(
+        run_supervised(settings, source, run, words, ranks=ranks, warm=warm, rules=rules, told=told)
+    )
+
+
+def train_supervised(
+    config: Path, out: Path | None, ranks: str, warm: bool, overrides: list[str], as_json: bool
+) -> None:
+    """`tapeline train --supervise`."""
+    supervise(config, out, ranks, warm, overrides=overrides, as_json=as_json)
+
+
+def run_supervised(
+    settings: RunConfig,
+    source: Path | None,
+    run: Path,
+    words: list[str],
+    *,
+    ranks: str,
+    warm: bool,
+    rules: Rules,
+    told: tuple[str | None, str | None] = (None, None),
+) -> Outcome:
+    """Supervise a run to its end.
+
+    Args:
+        settings: its configuration.
+        source: the file of it; None for a run that has begun.
+        run: its folder.
+        words: more arguments of `tapeline train`.
+        ranks, warm, rules: as asked for.
+        told: the command and the URL for alerts.
+    """
+    from tapeline.clock import SystemClock
+    from tapeline.supervise.alerts import Alerts
+    from tapeline.supervise.elastic import Ranks as Asked
+    from tapeline.supervise.launch import Engine, Torchrun
+    from tapeline.supervise.standby import Standby
+    from tapeline.supervise.supervisor import Job, Supervisor
+
+    run = run.absolute()
+    begin = ("tapeline", "train", str(source), "--out", str(run), *words)
+    as_json = ("--json",) if "--json" in words else ()
+    resume = ("tapeline", "resume", str(run), *as_json)
+    job = Job(run, begin, resume, Asked.parse(ranks), settings.training)
+    engine: Engine = Standby(run) if warm else Torchrun(run)
+    clock = SystemClock()
+    alerts = Alerts(lambda text: say(f"tapeline: {text}"), clock, *told)
+    with progress_bar("Training") as progress:
+        total = settings.training.steps
+        supervisor = Supervisor(
+            job, rules, engine, alerts, clock, stepped=lambda step: progress(step, total)
+        )
+        return supervisor.supervise()
+
+
+def end(outcome: Outcome) -> None:
+    """Print what the run printed, or why it ended, and leave with its exit code."""
+    typer.echo(outcome.output, nl=False)
+    if outcome.exit_code:
+        say(f"tapeline: ended after {outcome.attempts} attempts: {outcome.reason}")
+        for line in outcome.first:
+            say(line)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _recorded(run: Path) -> RunConfig:
+    from tapeline.clock import SystemClock
+    from tapeline.config import RunConfig
+    from tapeline.runs import RunFolder
+
+    record = RunFolder(run, SystemClock()).record()
+    return RunConfig.from_mapping(record["config"], str(run / "run.json"))
+
+
+def _loaded(
+    config: Path, out: Path | None, overrides: list[str] | None
+) -> tuple[RunConfig, Path, Path]:
+    from tapeline.config import RunConfig
+
+    settings = RunConfig.load(config, overrides or [])
+    return settings, out or Path("runs") / settings.name, config.absolute()
