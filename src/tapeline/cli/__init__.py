@@ -1,8 +1,8 @@
 """The command line: each verb parses, calls one function, and prints.
 
 Standard output carries data, standard error carries talk. Exit 0 fine, 1 finding, 2 wrong use or
-bad input, 75 told to stop and saved. Heavy imports stand inside the verbs, so that
-`tapeline --help` needs neither torch nor NumPy.
+bad input, 70 a supervisor gave up, 75 told to stop and saved. Heavy imports stand
+inside the verbs, so that `tapeline --help` needs neither torch nor NumPy.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tapeline.cli.new import new
 from tapeline.cli.plans import app as plans
 from tapeline.cli.prove import prove
 from tapeline.cli.store import app as store
+from tapeline.cli.supervise import supervise
 from tapeline.cli.tours import demo, tutorial
 from tapeline.cli.train import resume, train
 from tapeline.errors import TapelineError
@@ -38,6 +39,7 @@ app.add_typer(store, name="store")
 app.command("bench")(bench)
 app.command("train")(train)
 app.command("resume")(resume)
+app.command("supervise")(supervise)
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(plans, name="plan")
 app.command("prove")(prove)
