@@ -13,12 +13,15 @@ from typing import Any
 from tapeline.clock import SystemClock
 from tapeline.runs.code import commits_differ, hunks_of, sections_of
 from tapeline.runs.divergence import Divergence, diverge
-from tapeline.runs.facts import Change, config_changes, following, surrounding_changes
+from tapeline.runs.facts import (
+    Change,
+    config_changes,
+    following,
+    surrounding_changes,
+    weight_of_file,
+)
 from tapeline.runs.folder import RunFolder
 from tapeline.runs.history import read_metrics
-
-_DOCUMENTS = (".md", ".rst", ".txt", ".ipynb", ".png", ".svg", ".jsonl", ".csv", ".log")
-_SETTINGS = (".toml", ".yaml", ".yml", ".json", ".cfg", ".ini")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ def _checkout_changes(
             files[path] = max(files.get(path, 0), found.get(path, 1))
     for path, hunks in files.items():
         a, b = (_file_state(code.get(path), c) for code, c in zip(dirty, commits, strict=True))
-        weight = 90 if any(m.endswith(f"/{path}") for m in models) else _weight_of_file(path)
+        weight = 90 if any(m.endswith(f"/{path}") for m in models) else weight_of_file(path)
         plural = "s" if hunks > 1 else ""
         changes.append(Change("code", f"{prefix}{path}", a, b, weight, f"{hunks} hunk{plural}"))
     modules = [{m["path"]: m for m in code.get("submodules", ())} for code in (before, after)]
@@ -171,15 +174,6 @@ def _file_state(file: Mapping[str, Any] | None, commit: str | None) -> str:
         return f"as in {commit[:12]}" if commit else "not there"
     kind = {"??": "untracked", "D": "deleted"}.get(file["status"], "changed")
     return f"{kind}, {file['sha256'][:12]}" if file["sha256"] else kind
-
-
-def _weight_of_file(path: str) -> int:
-    parts = path.lower().split("/")
-    if parts[-1].endswith(_DOCUMENTS) or {"docs", "tests", "test"} & {*parts[:-1]}:
-        return 4
-    if parts[-1].startswith("test_") or "." not in parts[-1]:
-        return 4
-    return 30 if parts[-1].endswith(_SETTINGS) else 75
 
 
 def _world_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:

@@ -82,6 +82,8 @@ _HARDWARE_WEIGHTS = (
     (r"machine\.cores", 6, ""),
     (r"machine\.", 2, ""),
 )
+_DOCUMENTS = (".md", ".rst", ".txt", ".ipynb", ".png", ".svg", ".jsonl", ".csv", ".log")
+_SETTINGS = (".toml", ".yaml", ".yml", ".json", ".cfg", ".ini")
 # What differs because something else does: a pattern, and the patterns of what it follows from.
 _FOLLOWS = (
     (r"data\.(?!fingerprint)", r"data\.fingerprint"),
@@ -119,9 +121,11 @@ def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 
 
 def surrounding_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """Data, environment and hardware that differ."""
-    changes = []
+    """Data, environment and hardware that differ; of parts that one record lacks, nothing."""
+    changes: list[Change] = []
     for part in ("data", "environment", "machine", "determinism"):
+        if not (before.get(part) and after.get(part)):
+            continue
         first = dict(_flat(before.get(part) or {}, part))
         second = dict(_flat(after.get(part) or {}, part))
         changes += [
@@ -152,6 +156,16 @@ def following(changes: list[Change]) -> list[Change]:
             )
         found.append(change)
     return sorted(found, key=lambda one: (-one.weight, one.area, one.what))
+
+
+def weight_of_file(path: str) -> int:
+    """How likely a change of a file is to matter, by its name."""
+    parts = path.lower().split("/")
+    if parts[-1].endswith(_DOCUMENTS) or {"docs", "tests", "test"} & {*parts[:-1]}:
+        return 4
+    if parts[-1].startswith("test_") or "." not in parts[-1]:
+        return 4
+    return 30 if parts[-1].endswith(_SETTINGS) else 75
 
 
 def _weighed(key: str, before: Any, after: Any) -> Change:
@@ -186,7 +200,7 @@ def _decides(config: Mapping[str, Any], key: str, value: Any) -> bool:
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every value with its dotted key; lists count as values, arrays of numbers too."""
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
     elif prefix:
