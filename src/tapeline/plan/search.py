@@ -15,12 +15,14 @@ from tapeline.errors import TapelineError
 from tapeline.plan.halving import Ladder, hyperband, ladder, num_rungs
 from tapeline.plan.inputs import Quantity
 
-BUDGET = Quantity("budget_gpu_hours", "GPU-hours for the whole search", 2048.0, most=1e9)
-RUN = Quantity("run_gpu_hours", "GPU-hours of one full run", 64.0, most=1e9)
+BUDGET = Quantity(
+    "budget_gpu_hours", "What the whole search may take, in GPU-hours", 2048.0, most=1e9
+)
+RUN = Quantity("run_gpu_hours", "What one full run takes, in GPU-hours", 64.0, most=1e9)
 DIMENSIONS = Quantity("dimensions", "Settings that are searched", 4, most=30, whole=True)
 ETA = Quantity("eta", "One in so many goes on to the next rung", 3, least=2, most=100, whole=True)
 LEAST = Quantity(
-    "least_gpu_hours", "GPU-hours of the shortest run whose score says anything", 2.0, most=1e9
+    "least_gpu_hours", "The shortest run whose score says anything, in GPU-hours", 2.0, most=1e9
 )
 WORKERS = Quantity("workers", "Runs at once", 8, most=1e6, whole=True)
 PER_RUN = Quantity(

@@ -9,6 +9,7 @@ from tapeline.cli.plans.checkpoint import checkpoint
 from tapeline.cli.plans.compare import compare
 from tapeline.cli.plans.goodput import goodput
 from tapeline.cli.plans.memory import memory
+from tapeline.cli.plans.scaling import scaling
 from tapeline.cli.plans.search import search
 from tapeline.cli.plans.spot import spot
 from tapeline.cli.plans.throughput import throughput
@@ -26,3 +27,4 @@ app.command("accelerator")(accelerator)
 app.command("memory")(memory)
 app.command("throughput")(throughput)
 app.command("search")(search)
+app.command("scaling")(scaling)
