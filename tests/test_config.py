@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from tapeline.config import RunConfig
+from tapeline.config import RunConfig, WatchConfig
 from tapeline.errors import ConfigError
 
 DATA = '[data]\nstore = "s"\n'
@@ -41,7 +41,7 @@ def test_a_file_with_nothing_but_data_is_enough(load, tmp_path: Path) -> None:
     assert (config.training.steps, config.training.learning_rate) == (300, 1e-3)
 
 
-NAMES = "name, seed, log_every, data, windows, model, training, validation, checkpoint"
+NAMES = "name, seed, log_every, data, windows, model, training, validation, checkpoint, watch"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ NAMES = "name, seed, log_every, data, windows, model, training, validation, chec
             "[checkpoint]\nxyz = 3\n",
             "checkpoint.xyz`: expected a key of checkpoint, found one that doesn't exist. "
             "Use one of every, mtbf_hours, keep, keep_every, keep_best, durable, durable_every, "
-            "grace_s, notice_file.",
+            "durable_keep, grace_s, notice_file.",
         ),
         (
             "[xyz]\nq = 3\n",
@@ -426,6 +426,8 @@ FREE = [
     "checkpoint.durable_keep=7",
     "checkpoint.grace_s=7",
     "checkpoint.notice_file=elsewhere",
+    *(f"watch.{name}=halt" for name in WatchConfig().actions()),
+    "watch.rollbacks=7",
 ]
 DECIDING = [
     "data.augment=[{name='noise',arguments={std=0.1}}]",

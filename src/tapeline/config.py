@@ -174,6 +174,34 @@ class CheckpointConfig(Section):
     notice_file: str | None = Field(None, description="the run stops once this file exists")
 
 
+Tell = Literal["log", "halt"]
+TellOrMend = Literal["log", "halt", "rollback"]
+
+
+class WatchConfig(Section):
+    """What becomes of a watcher's finding: it is logged, halts the run, or is rolled back.
+
+    A rollback goes to the last checkpoint before what was seen, and passes over the batches that
+    showed it. A loss that isn't finite ends the run, unless it is rolled back.
+    """
+
+    non_finite: TellOrMend = "log"
+    loss_spike: TellOrMend = "log"
+    gradient_spike: TellOrMend = "log"
+    gradient_collapse: TellOrMend = "log"
+    flat: Tell = "log"
+    resume_spike: Tell = "log"
+    off_schedule: Tell = "log"
+    throughput: Tell = "log"
+    memory_growth: Tell = "log"
+    utilisation_sawtooth: Tell = "log"
+    rollbacks: Positive = Field(3, description="the most in a run; the next finding halts it")
+
+    def actions(self) -> dict[str, str]:
+        """By watcher."""
+        return self.model_dump(exclude={"rollbacks"})
+
+
 class RunConfig(Config):
     """Everything a run is made from."""
 
@@ -186,6 +214,7 @@ class RunConfig(Config):
     training: TrainingConfig = TrainingConfig()
     validation: ValidationConfig = ValidationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    watch: WatchConfig = WatchConfig()
 
     @field_validator("name")
     @classmethod
@@ -201,8 +230,9 @@ class RunConfig(Config):
     def hash(self) -> str:
         """Sha256 over what determines the run's bits.
 
-        Left out: the name, where the data lies (its content has a fingerprint of its own), and
-        how often the run is logged, validated and saved.
+        Left out: the name, where the data lies (its content has a fingerprint of its own), how
+        often the run is logged, validated and saved, and what watchers do: which batches were
+        passed over is a journal of its own, and the position is in every checkpoint.
         """
         decides = self.model_dump(
             mode="json",
@@ -210,6 +240,7 @@ class RunConfig(Config):
                 "name": True,
                 "log_every": True,
                 "checkpoint": True,
+                "watch": True,
                 "data": {"store", "cache", "cache_bytes", "verify"},
                 "model": {"folder"},
                 "validation": {"every"},

@@ -110,7 +110,8 @@ class Keeper:
         guard: says whether to stop.
         observer: which life this is; its ledger books what saves cost.
         capture: the state after a step.
-        settle: puts on disk what a checkpoint must not be ahead of, up to a step.
+        settle: puts on disk what a checkpoint must not be ahead of, up to a step; says whether
+            there may be one.
         copies: durable ones, if any.
     """
 
@@ -122,7 +123,7 @@ class Keeper:
         observer: Observer,
         *,
         capture: Callable[[int], State],
-        settle: Callable[[int], None],
+        settle: Callable[[int], bool],
         copies: Copies | None,
     ) -> None:
         self._checkpointer = checkpointer
@@ -179,7 +180,8 @@ class Keeper:
         if self._saved == number:
             return
         with self._ledger.span("checkpoint"):
-            self._settle(number)
+            if not self._settle(number):
+                return
             of_step, mse = self._metric or (None, math.nan)
             metric = mse if of_step == number and math.isfinite(mse) else None
             self._checkpointer.save(

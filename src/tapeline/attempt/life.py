@@ -11,13 +11,16 @@ from pathlib import Path
 from torch import Tensor
 
 from tapeline.attempt.cadence import Cadence, interval_controller
+from tapeline.attempt.course import Course, RolledBack, begins_before, read_passed_over
 from tapeline.attempt.keeper import Copies, Follower, Keeper, copying
 from tapeline.attempt.losses import LossHook
-from tapeline.attempt.observer import Observer, StepMeter
+from tapeline.attempt.meter import KernelHooks, StepMeter
+from tapeline.attempt.observer import Observer
 from tapeline.attempt.origin import Origin, restore, run_identity
 from tapeline.attempt.parts import Parts
 from tapeline.attempt.promise import Promise
 from tapeline.attempt.result import RunResult
+from tapeline.attempt.watching import Watching
 from tapeline.checkpoint import (
     Checkpointer,
     Ranks,
@@ -53,6 +56,9 @@ def live(
 ) -> RunResult:
     """Bring a run to its last step, from wherever its last life left it; on every rank.
 
+    A rollback ends a life and begins the next, with parts built anew: exactly what a kill and a
+    resume would do.
+
     Args:
         run: its folder.
         parts: freshly built.
@@ -64,6 +70,17 @@ def live(
         Preempted: it was told to stop, and saved.
         CheckpointError: there are checkpoints, and none can be used; or a save failed.
     """
+    while True:
+        try:
+            return _one_life(run, parts, progress, clock, began_ns)
+        except RolledBack:
+            began_ns = clock.monotonic_ns()
+            parts = Parts.build(parts.data, parts.world)
+
+
+def _one_life(
+    run: RunFolder, parts: Parts, progress: Progress | None, clock: Clock, began_ns: int
+) -> RunResult:
     settings, steps, world = parts.config.checkpoint, parts.config.training.steps, parts.world
     writes = world.rank == 0
     taints = taints_of(run)
@@ -77,6 +94,8 @@ def live(
     if tier:
         tier.resumed_from(origin.step)
     promise = Promise.of_new(parts).kept(origin.step, run.record(), origin.metadata)
+    saved = origin.metadata.get("passed_over", ())
+    passed_over = from_first(world, lambda: read_passed_over(run, saved))
     attempt = from_first(
         world, lambda: run.begin_attempt(from_step=origin.step, world_size=world.size)
     )
@@ -91,7 +110,8 @@ def live(
         began_ns=began_ns,
         restored_ns=restored_ns,
     ) as observer:
-        life = _Life(run, parts, taints, promise, progress, observer)
+        course = Course(parts.loader, origin.step, passed_over)
+        life = _Life(run, parts, taints, promise, progress, observer, course)
         state = life.live(Copies(tier, settings.durable_every, steps) if tier else None, ranks)
     return RunResult(
         folder=run.path,
@@ -121,6 +141,7 @@ def _origin(
         taints.tainted(),
         world=parts.world,
         read=lambda step: shelf.load_step(step, like=like, ranks=ranks),
+        before=begins_before(run),
     )
 
 
@@ -144,6 +165,8 @@ def retention_of(settings: CheckpointConfig) -> Retention:
 def _how(error: BaseException) -> str:
     if isinstance(error, Preempted):
         return "preempted"
+    if isinstance(error, RolledBack):
+        return "rolled back"
     return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
@@ -158,6 +181,7 @@ class _Life:
         promise: Promise,
         progress: Progress | None,
         observer: Observer,
+        course: Course,
     ) -> None:
         self._run = run
         self._parts = parts
@@ -165,6 +189,7 @@ class _Life:
         self._promise = promise
         self._progress = progress
         self._observer = observer
+        self._course = course
         self._ledger = observer.ledger
         self._first = observer.first
         self._clock = observer.clock
@@ -203,12 +228,14 @@ class _Life:
         )
 
     def _train(self, copies: Copies | None, ranks: Ranks | None) -> None:
-        parts, every = self._parts, self._parts.config.log_every
+        parts = self._parts
         with contextlib.ExitStack() as open_parts:
             guard = self._guard(parts.config.checkpoint)
             open_parts.enter_context(_entered_in_main_thread(guard))
-            losses = LossHook(self._observer, parts.step, every)
             meter = self._meter()
+            watching = Watching(self._run, parts, self._observer, self._course)
+            losses = LossHook(self._observer, parts, meter, watching)
+            kernels = KernelHooks(self._observer, parts.step.device)
             keeper = self._keeper(guard, copies, ranks, losses, open_parts)
 
             def validate(number: int, _: Tensor | None = None) -> None:
@@ -222,6 +249,7 @@ class _Life:
             if not made_up:
                 validate(self._first)  # a stop in the middle of it left it out
             hooks = (
+                kernels.end,
                 self._count,
                 meter,
                 keeper.step_done,
@@ -231,9 +259,11 @@ class _Life:
                 keeper,
                 self._tell,
                 keeper.go_on,
+                kernels.begin,
             )
-            loop(parts.step, parts.loader, self._first, self._steps, hooks, self._ledger.switch)
-            meter.write(self._steps)
+            batches = open_parts.enter_context(contextlib.closing(self._course.batches()))
+            loop(parts.step, batches, self._first, self._steps, hooks, self._ledger.switch)
+            watching.look()
             self._ledger.switch("checkpoint")  # what is in flight is waited for, on every rank
 
     def _meter(self) -> StepMeter:
@@ -243,7 +273,6 @@ class _Life:
             self._observer,
             parts.step,
             num_samples=parts.config.training.batch // parts.rows.size,
-            every=parts.config.log_every,
         )
         if parts.step.lanes and meter.sees_waits:
             parts.step.lanes.exchange.waiting = lambda: self._ledger.span("communication")
@@ -333,6 +362,7 @@ class _Life:
             metadata={
                 **self._parts.identity(),
                 **self._promise.as_dict(),
+                "passed_over": self._course.as_metadata(),
                 "run": run_identity(self._run.record()),
                 "code": code_state(Path.cwd()),
             },

@@ -7,9 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from tapeline.attempt.meter import StepMeter
 from tapeline.attempt.observer import Observer
+from tapeline.attempt.parts import Parts
+from tapeline.attempt.watching import Watching
 from tapeline.errors import TrainingError
-from tapeline.training import TrainStep
+from tapeline.runs import MachineFigures
 
 
 class LossHook:
@@ -20,58 +23,100 @@ class LossHook:
 
     Args:
         observer: rank 0's journals; the others check alone.
-        step: its gradient's norm and its learning rate are journalled.
-        every: steps between two readings.
+        parts: its step's gradient norms and learning rates are journalled.
+        meter: of the same steps; journalled with them.
+        watching: looks at all of it.
     """
 
-    def __init__(self, observer: Observer, step: TrainStep, every: int) -> None:
+    def __init__(
+        self, observer: Observer, parts: Parts, meter: StepMeter, watching: Watching
+    ) -> None:
         self._observer = observer
-        self._step = step
-        self._every = every
+        self._step = parts.step
+        self._every = parts.config.log_every
+        self._last = parts.config.training.steps
+        self._meter = meter
+        self._watching = watching
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
+        self._machine: MachineFigures | None = None
+        self._unseen_losses: list[float] = []
+        self._unseen_norms: list[float] = []
+        self._bad: tuple[int, float] | None = None  # the first that isn't finite
 
     def __call__(self, number: int, loss: Tensor) -> None:
-        """The hook: the loss of step `number`."""
+        """The hook: the loss of step `number`.
+
+        Raises:
+            TrainingError: a loss is not finite, or a watcher halts the run.
+            RolledBack: a watcher wants it to go back.
+        """
         self._losses.append(loss)
         if self._observer.writes and (norm := self._step.grad_norm()) is not None:
             self._norms.append(norm)
-        if number % self._every == 0:
-            self.write(number)
+        if number % self._every == 0 or number == self._last:
+            self._write(number)
+            self._look(number)
+            self._watching.act()
+            self._check()
 
-    def settle(self, number: int) -> None:
+    def settle(self, number: int) -> bool:
         """Put everything up to step `number` on the disk, ahead of a checkpoint.
 
-        Raises:
-            TrainingError: as in `write`.
-        """
-        self.write(number)
-        self._observer.journal.sync()
-
-    def write(self, number: int) -> None:
-        """Journal what was collected up to step `number`.
+        Returns:
+            Whether there may be one: not of a state that is about to be rolled back.
 
         Raises:
             TrainingError: a loss is not finite.
         """
+        self._write(number)
+        if self._bad:
+            if self._watching.mends_non_finite:
+                return False
+            self._look(number)
+        self._check()
+        self._observer.journal.sync()
+        return True
+
+    def _check(self) -> None:
+        if self._bad:
+            step, loss = self._bad
+            raise TrainingError(
+                f"step {step}",
+                expected="a finite loss",
+                found=str(loss),
+                fix="Lower the learning rate, clip the gradient, or look at the data there",
+            )
+
+    def _write(self, number: int) -> None:
+        """Journal what was collected up to step `number`."""
         if not self._losses:
             return
+        self._machine = self._meter.write(number)
         losses, norms = self._read()
-        if self._observer.writes:
-            self._observer.journal.losses(
-                number,
-                losses,
-                grad_norms=norms,
-                learning_rate=self._step.learning_rate(number - 1),
-            )
         for step, loss in enumerate(losses, number - len(losses) + 1):
-            if not math.isfinite(loss):
-                raise TrainingError(
-                    f"step {step}",
-                    expected="a finite loss",
-                    found=str(loss),
-                    fix="Lower the learning rate, clip the gradient, or look at the data there",
-                )
+            if self._bad is None and not math.isfinite(loss):
+                self._bad = step, loss
+        if self._observer.writes:
+            rate = self._step.learning_rate(number - 1)
+            self._observer.journal.losses(number, losses, grad_norms=norms, learning_rate=rate)
+            self._unseen_losses += losses
+            self._unseen_norms += norms or []
+
+    def _look(self, number: int) -> None:
+        """Let the watchers look at what was journalled up to step `number`.
+
+        Not at every save: what they ask for must not depend on when saves are due.
+        """
+        if self._observer.writes and self._unseen_losses:
+            self._watching.learnt(
+                number,
+                self._unseen_losses,
+                self._unseen_norms,
+                self._step.learning_rate(number - 1),
+                self._machine,
+            )
+        self._unseen_losses, self._unseen_norms = [], []
 
     def _read(self) -> tuple[list[float], list[float] | None]:
         """The losses and norms since the last reading."""

@@ -14,18 +14,15 @@ import json
 import os
 import socket
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-import torch
-
+from tapeline.attempt.course import RolledBack
 from tapeline.checkpoint.preempt import Preempted
 from tapeline.clock import Clock, utc
 from tapeline.files import atomic_write
 from tapeline.ledger import Ledger
-from tapeline.runs import MetricsJournal, Probe, RunFolder
-from tapeline.training import TrainStep
+from tapeline.runs import MetricsJournal, RunFolder
 from tapeline.world import World
 
 
@@ -84,7 +81,7 @@ class Observer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if error is not None and not isinstance(error, Preempted):
+        if error is not None and not isinstance(error, Preempted | RolledBack):
             self._write_down(error)
         self.ledger.close("ended" if kind is None else kind.__name__)
         self.journal.close()
@@ -120,68 +117,3 @@ class Observer:
             atomic_write(self._errors, text)
         except OSError as failure:  # must not hide what it would have told
             error.add_note(f"It could not be written to {self._errors}: {failure}")
-
-
-class StepMeter:
-    """The hook that journals, at the logging interval, how long steps took and what it took.
-
-    Args:
-        observer: whose journal and ledger.
-        step: its device is read.
-        num_samples: windows that this rank trains on in a step.
-        every: steps between two records.
-
-    Attributes:
-        sees_waits: whether waiting for other ranks can be told from computing: on a CPU with
-            lanes. Elsewhere torch waits inside the backward pass, or the device does.
-    """
-
-    def __init__(
-        self, observer: Observer, step: TrainStep, *, num_samples: int, every: int
-    ) -> None:
-        self._journal, self._ledger = observer.journal, observer.ledger
-        self._every = every
-        self._num_samples = num_samples
-        self.sees_waits = step.lanes is not None and step.device.type == "cpu"
-        self._step_ns: list[int] = []
-        self._wait_ns: list[int] = []
-        self._until_ns = self._ledger.in_steps_ns()
-        self._probe = Probe(
-            torch.get_num_threads(), device=_device_reading(step.device), clock=observer.clock
-        )
-
-    def __call__(self, number: int, _: torch.Tensor) -> None:
-        """The hook: step `number` has ended."""
-        now_ns = self._ledger.in_steps_ns()
-        self._step_ns.append(now_ns[0] - self._until_ns[0])
-        self._wait_ns.append(now_ns[1] - self._until_ns[1])
-        self._until_ns = now_ns
-        if number % self._every == 0:
-            self.write(number)
-
-    def write(self, number: int) -> None:
-        """Journal what was collected up to step `number`."""
-        if not self._step_ns:
-            return
-        figures = self._probe.read(
-            len(self._step_ns) * self._num_samples,
-            step_ns=self._step_ns,
-            collective_wait_ns=self._wait_ns if self.sees_waits else None,
-        )
-        self._journal.machine(number, figures)
-        self._step_ns, self._wait_ns = [], []
-
-
-def _device_reading(
-    device: torch.device,
-) -> Callable[[], tuple[int | None, float | None]] | None:
-    """How the memory of an accelerator is read; None where there is none."""
-    if device.type != "cuda":
-        return None
-
-    def read() -> tuple[int | None, float | None]:
-        most = torch.cuda.max_memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        return most, None
-
-    return read

@@ -88,6 +88,7 @@ def restore(
     *,
     world: World = _ALONE,
     read: Callable[[int], State] | None = None,
+    before: int | None = None,
 ) -> Origin:
     """Load what the next life of a run begins with; a run that saved nothing begins at 0.
 
@@ -99,11 +100,12 @@ def restore(
         tainted: identities not to resume from, as long as there is another one; rank 0's counts.
         world: the ranks that call this together.
         read: loads what this rank needs of a local checkpoint; by default all of it.
+        before: a step; only checkpoints of earlier ones count. Rank 0's counts.
 
     Raises:
         CheckpointError: there are checkpoints, and none can be used; on every rank.
     """
-    search = _Search(run, tier, dict(tainted))
+    search = _Search(run, tier, dict(tainted), before)
     load = read or search.shelf.load_step
     while True:
         found = from_first(world, search.next)
@@ -124,12 +126,17 @@ class _Search:
     """The candidates of a run on rank 0, as far as they haven't turned out to be damaged."""
 
     def __init__(
-        self, run: RunFolder, tier: DurableTier | None, tainted: Mapping[str, str]
+        self,
+        run: RunFolder,
+        tier: DurableTier | None,
+        tainted: Mapping[str, str],
+        before: int | None,
     ) -> None:
         self.shelf = Shelf(run.checkpoints_path)
         self._run = run
         self._tier = tier
         self._tainted = tainted
+        self._before = before
         self._candidates: list[Candidate] | None = None
         self._place = ""
 
@@ -142,6 +149,8 @@ class _Search:
         if self._candidates is None:
             self._candidates = local_candidates(self.shelf)
             self._candidates += self._durable(there=bool(self._candidates))
+            if self._before is not None:
+                self._candidates = [one for one in self._candidates if one.step < self._before]
         if not self._candidates:
             return Origin(0, None, None, {}, ())
         while True:

@@ -199,11 +199,11 @@ class Ledger:
         self._totals[self._phase] -= nanoseconds
         self._totals[INDEX[phase]] += nanoseconds
 
-    def in_steps_ns(self) -> tuple[int, int]:
-        """The time spent in steps so far, and the part of it spent in collectives."""
+    def in_steps_ns(self) -> tuple[int, int, int]:
+        """The time spent in steps so far; of it, that of computing and that in collectives."""
         totals = self._totals
-        waited = totals[_COMMUNICATION]
-        return totals[_DATA] + totals[_TRANSFER] + totals[_COMPUTE] + waited, waited
+        computed, waited = totals[_COMPUTE], totals[_COMMUNICATION]
+        return totals[_DATA] + totals[_TRANSFER] + computed + waited, computed, waited
 
     def batches(self, source: Iterable[Batch]) -> Generator[Batch, None, None]:
         """The batches of a source: asking for one is "data", the body of the loop "compute"."""

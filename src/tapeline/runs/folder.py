@@ -232,7 +232,7 @@ class RunFolder:
 
     def losses(self) -> dict[int, float]:
         """The loss of each step, counted from 1; of a step done twice, the later one."""
-        return dict(sorted(self._steps(None)))
+        return dict(sorted(self._steps(None), key=lambda found: found[0]))
 
     def validations(self) -> dict[int, dict[str, Any]]:
         """The validation figures by step; of a step validated twice, the later ones."""

@@ -118,8 +118,7 @@ def train(
         The loss of each step.
 
     Raises:
-        TrainingError: `accumulate` doesn't divide the batch, the model's output has another shape,
-            or the model has no parameters in float32.
+        TrainingError: `accumulate` doesn't divide the batch, or the model can't be trained.
         WindowError: the sampler's windows aren't `shards`', or of another T or horizon.
     """
     check_trainable(model)  # first, since Adam refuses an empty list in words of its own

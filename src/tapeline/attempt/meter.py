@@ -1,0 +1,113 @@
+"""What steps take: their times, the machine's figures, and once in a life the kernels in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tapeline.attempt.observer import Observer
+from tapeline.runs import MachineFigures, Probe
+from tapeline.training import TrainStep
+from tapeline.training.kernels import KernelProfile
+
+_WARM_UP_STEPS, _COMPARED_STEPS = 5, 10
+
+
+class StepMeter:
+    """The hook that takes how long steps took; journals it, with the machine's figures.
+
+    Args:
+        observer: whose journal and ledger.
+        step: its device is read.
+        num_samples: windows that this rank trains on in a step.
+
+    Attributes:
+        sees_waits: whether waiting for other ranks can be told from computing: on a CPU with
+            lanes. Elsewhere torch waits inside the backward pass, or the device does.
+    """
+
+    def __init__(self, observer: Observer, step: TrainStep, *, num_samples: int) -> None:
+        self._journal, self._ledger = observer.journal, observer.ledger
+        self._num_samples = num_samples
+        self.sees_waits = step.lanes is not None and step.device.type == "cpu"
+        self._step_ns: list[int] = []
+        self._wait_ns: list[int] = []
+        self._until_ns = self._ledger.in_steps_ns()
+        self._probe = Probe(
+            torch.get_num_threads(), device=_device_reading(step.device), clock=observer.clock
+        )
+
+    def __call__(self, _: int, __: torch.Tensor) -> None:
+        """The hook: a step has ended."""
+        now_ns = self._ledger.in_steps_ns()
+        self._step_ns.append(now_ns[0] - self._until_ns[0])
+        self._wait_ns.append(now_ns[2] - self._until_ns[2])
+        self._until_ns = now_ns
+
+    def write(self, number: int) -> MachineFigures | None:
+        """Journal what was collected up to step `number`."""
+        if not self._step_ns:
+            return None
+        figures = self._probe.read(
+            len(self._step_ns) * self._num_samples,
+            step_ns=self._step_ns,
+            collective_wait_ns=self._wait_ns if self.sees_waits else None,
+        )
+        self._journal.machine(number, figures)
+        self._step_ns, self._wait_ns = [], []
+        return figures
+
+
+def _device_reading(
+    device: torch.device,
+) -> Callable[[], tuple[int | None, float | None]] | None:
+    """How the memory of an accelerator is read; None where there is none."""
+    if device.type != "cuda":
+        return None
+
+    def read() -> tuple[int | None, float | None]:
+        most = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return most, None
+
+    return read
+
+
+class KernelHooks:
+    """Profiles one step of each life, early on, where this rank writes.
+
+    Args:
+        observer: whose journal and ledger.
+        device: that the steps are done on.
+    """
+
+    def __init__(self, observer: Observer, device: torch.device) -> None:
+        self._observer = observer
+        self._profile = KernelProfile(device)
+        self._from_step = observer.first + _WARM_UP_STEPS
+        self._at_step = self._from_step + _COMPARED_STEPS
+        self._computed_ns = 0
+
+    def begin(self, number: int, _: torch.Tensor) -> None:
+        """The hook after all others."""
+        if not self._observer.writes:
+            return
+        if number == self._from_step:
+            self._computed_ns = -self._observer.ledger.in_steps_ns()[1]
+        elif number == self._at_step:
+            self._computed_ns += self._observer.ledger.in_steps_ns()[1]
+            self._profile.begin()
+
+    def end(self, number: int, _: torch.Tensor) -> None:
+        """The hook before all others."""
+        if number != self._at_step + 1 or (found := self._profile.end()) is None:
+            return
+        # A step that is profiled takes longer, so the kernels are compared with those before.
+        step_us = max(1, self._computed_ns) / _COMPARED_STEPS / 1e3
+        self._observer.journal.profile(
+            number,
+            per_step=found.number,
+            median_us=found.median_us,
+            busy=min(1.0, found.total_us / step_us),
+        )
