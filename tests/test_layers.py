@@ -36,7 +36,7 @@ FLOORS = (
     ("windows", "checkpoint", "ledger", "signals", "testing"),
     ("training", "supervise", "plan", "runs"),
     ("attempt",),
-    ("run", "budget", "ingest", "doctor", "project"),
+    ("run", "budget", "ingest", "doctor", "diagnosis", "project", "repeat"),
     ("search", "report", "prove"),
     ("tours",),
     ("cli",),
@@ -44,7 +44,7 @@ FLOORS = (
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = FLOORS[0]
-TORCH_FREE_ROOMS = {*GROUND, "tape", "store", "ledger", "signals", "supervise", "plan"}
+TORCH_FREE_ROOMS = {*GROUND, "tape", "store", "ledger", "signals", "supervise", "plan", "runs"}
 TORCH_FREE_MODULES = {"runs/record.py"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_LOOP_LINES, MAX_PARAMETERS = 400, 60, 120, 8
 

@@ -12,7 +12,7 @@ from helpers_runs import CODE, losses_of, new_record, write_life, write_run
 from tapeline.clock import FakeClock
 from tapeline.errors import RunError
 from tapeline.runs import RunFolder
-from tapeline.runs.code import code_record
+from tapeline.runs.checkout import code_record
 from tapeline.runs.diff import RunFacts, changes_between, diff_runs
 from tapeline.runs.facts import NOISE
 

@@ -13,7 +13,7 @@ import pytest
 from tapeline.clock import FakeClock
 from tapeline.config import RunConfig
 from tapeline.runs import RunFolder, code_state, record
-from tapeline.runs.code import code_elsewhere, code_record, hunks_of, sections_of, source_of
+from tapeline.runs.checkout import code_elsewhere, code_record, hunks_of, sections_of, source_of
 from tapeline.runs.environment import container, environment, installed, variables
 from tapeline.runs.record import SURROUNDINGS, given
 from tapeline.runs.secrecy import (
@@ -86,6 +86,13 @@ def test_what_differs_comes_back_from_the_patch(checkout, tmp_path):
     assert {p: b for p, b in here.items() if p.parts[0] != ".git"} == {
         p: b for p, b in there.items() if p.parts[0] != ".git"
     }
+
+
+def test_a_change_of_the_same_length_within_the_second_is_seen(checkout):
+    (checkout / "model.py").write_text("a = 1\nb = 7\n")
+    found = code_record(checkout)
+    assert "+b = 7" in found["diff"]
+    assert found["left_out"] == {}
 
 
 def test_the_patch_is_bounded_and_says_what_it_lacks(checkout):

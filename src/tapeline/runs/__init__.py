@@ -1,6 +1,6 @@
 """Runs as folders: what a run was, what became of it, what it measured. No torch, no training."""
 
-from tapeline.runs.code import code_state
+from tapeline.runs.checkout import code_state
 from tapeline.runs.folder import RunFolder
 from tapeline.runs.history import Metrics, read_metrics
 from tapeline.runs.metrics import MachineFigures, MetricsJournal

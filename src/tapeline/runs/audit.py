@@ -14,10 +14,10 @@ from typing import Any, Literal
 from tapeline.clock import SystemClock
 from tapeline.errors import StoreError
 from tapeline.runs.diff import RunFacts
-from tapeline.runs.facts import surrounding_changes, weight_of_file
+from tapeline.runs.facts import lost_code, surrounding_changes
 from tapeline.runs.folder import RunFolder
 from tapeline.runs.record import surroundings
-from tapeline.runs.secrecy import HIDDEN, is_secret_file
+from tapeline.runs.secrecy import HIDDEN
 from tapeline.runs.spread import Spread
 from tapeline.runs.unkeyed import Draw, unkeyed_draws
 from tapeline.store import Shards
@@ -181,11 +181,7 @@ def _code(record: Mapping[str, Any]) -> list[Obstacle]:
 
 
 def _dirty(code: Mapping[str, Any], of: str) -> Obstacle:
-    lost = [
-        f"{path} ({why})"
-        for path, why in code.get("left_out", {}).items()
-        if weight_of_file(path) > 4 and not is_secret_file(Path(path).name)
-    ]
+    lost = [f"{path} ({why})" for path, why in lost_code(code).items()]
     number = code["changed"] + code["untracked"]
     plural = "files differ" if number > 1 else "file differs"
     said = f"{of}: {number} {plural} from {(code['commit'] or 'no commit')[:12]}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tapeline.clock import SystemClock
-from tapeline.runs.code import commits_differ, hunks_of, sections_of
+from tapeline.runs.checkout import commits_differ, hunks_of, sections_of
 from tapeline.runs.divergence import Divergence, diverge
 from tapeline.runs.facts import (
     Change,

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tapeline.config import RunConfig
 from tapeline.errors import TapelineError
+from tapeline.runs.secrecy import is_secret_file
 
 Area = Literal["config", "code", "data", "environment", "hardware", "lineage"]
 NOISE = 15  # what weighs no more doesn't explain a different result
@@ -166,6 +167,15 @@ def weight_of_file(path: str) -> int:
     if parts[-1].startswith("test_") or "." not in parts[-1]:
         return 4
     return 30 if parts[-1].endswith(_SETTINGS) else 75
+
+
+def lost_code(code: Mapping[str, Any]) -> dict[str, str]:
+    """What a checkout's record lacks of its code, with the reasons; documents and keys are none."""
+    return {
+        path: why
+        for path, why in code.get("left_out", {}).items()
+        if weight_of_file(path) > NOISE and not is_secret_file(path.rpartition("/")[2])
+    }
 
 
 def _weighed(key: str, before: Any, after: Any) -> Change:

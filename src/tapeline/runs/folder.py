@@ -57,6 +57,15 @@ class RunFolder:
         """The metrics journal of one rank."""
         return self.path / "metrics" / f"rank-{rank}.jsonl"
 
+    def errors_path(self, rank: int) -> Path:
+        """What a rank wrote down when it raised: a line of JSON and a traceback."""
+        return self.path / "errors" / f"rank-{rank}.txt"
+
+    @property
+    def findings_path(self) -> Path:
+        """The journal of what watchers found."""
+        return self.path / "findings.jsonl"
+
     def check_free(self) -> None:
         """Raise a `RunError` if something is here already."""
         if self.path.exists() and (not self.path.is_dir() or self._occupied()):

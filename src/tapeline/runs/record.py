@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tapeline.clock import Clock, utc
 from tapeline.config import ModelConfig, RunConfig
 from tapeline.machine import Machine
-from tapeline.runs.code import code_elsewhere, code_record, source_of
+from tapeline.runs.checkout import code_elsewhere, code_record, source_of
 from tapeline.runs.environment import editable_folders, environment
 from tapeline.runs.secrecy import redacted
 

@@ -222,7 +222,8 @@ def _diff(top: Path, commit: str | None, paths: Sequence[str], untracked: Sequen
     with tempfile.TemporaryDirectory() as temporary:
         index = Path(temporary, "index")
         if (git_dir / "index").exists():
-            shutil.copyfile(git_dir / "index", index)
+            # With its time: git tells by it which files may have changed since without a trace.
+            shutil.copy2(git_dir / "index", index)
         extra = {
             "GIT_INDEX_FILE": str(index),
             "GIT_OBJECT_DIRECTORY": temporary,
