@@ -14,7 +14,6 @@ import json
 import os
 import socket
 import traceback
-from pathlib import Path
 from types import TracebackType
 
 from tapeline.attempt.course import RolledBack
@@ -24,11 +23,6 @@ from tapeline.files import atomic_write
 from tapeline.ledger import Ledger
 from tapeline.runs import MetricsJournal, RunFolder
 from tapeline.world import World
-
-
-def error_path(run: Path, rank: int) -> Path:
-    """What a rank wrote down when it raised."""
-    return run / "errors" / f"rank-{rank}.txt"
 
 
 class Observer:
@@ -63,7 +57,7 @@ class Observer:
     ) -> None:
         self.attempt, self.first, self.clock = attempt, first, clock
         self.writes = world.rank == 0
-        self._errors = error_path(run.path, world.rank)
+        self._errors = run.errors_path(world.rank)
         self.ledger = Ledger(
             run.path,
             world=world,

@@ -7,7 +7,6 @@ on all ranks where a finding asks for it. Does not cover how a life is begun aga
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from tapeline.attempt.course import Course, RolledBack, read_passed_over
 from tapeline.attempt.observer import Observer
@@ -18,11 +17,6 @@ from tapeline.files import Journal
 from tapeline.runs import MachineFigures, RunFolder, read_metrics
 from tapeline.signals import Action, Finding, Snapshot, Watch
 from tapeline.training.ranks import from_first
-
-
-def findings_path(run: Path) -> Path:
-    """The journal of what watchers found."""
-    return run / "findings.jsonl"
 
 
 class Watching:
@@ -100,7 +94,7 @@ class Watching:
     def _tell(self, findings: Sequence[Finding]) -> None:
         if not findings:
             return
-        with Journal(findings_path(self._run.path)) as journal:
+        with Journal(self._run.findings_path) as journal:
             attempt = self._observer.attempt
             journal.append(*({"attempt": attempt, **one.as_dict()} for one in findings))
         asked = [one for one in findings if one.action is not Action.LOG]

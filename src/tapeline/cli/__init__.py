@@ -14,6 +14,7 @@ import typer
 
 from tapeline.cli.bench import bench
 from tapeline.cli.checkpoints import app as checkpoints
+from tapeline.cli.diagnose import diagnose
 from tapeline.cli.doctor import doctor
 from tapeline.cli.ingest import ingest
 from tapeline.cli.new import new
@@ -23,6 +24,7 @@ from tapeline.cli.store import app as store
 from tapeline.cli.supervise import supervise
 from tapeline.cli.tours import demo, tutorial
 from tapeline.cli.train import resume, train
+from tapeline.cli.trials import compare_precision, sweep_batch
 from tapeline.errors import TapelineError
 
 app = typer.Typer(
@@ -43,8 +45,11 @@ app.command("supervise")(supervise)
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(plans, name="plan")
 app.command("prove")(prove)
+app.command("compare-precision")(compare_precision)
+app.command("sweep-batch")(sweep_batch)
 app.command("tutorial")(tutorial)
 app.command("demo")(demo)
+app.command("diagnose")(diagnose)
 app.command("doctor")(doctor)
 
 

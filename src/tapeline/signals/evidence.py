@@ -9,14 +9,14 @@ Where from, with N for the rank:
                            machine's monotonic clock less the record's time; seen from another
                            machine, for how long reads have shown the same record; of a rank that
                            the supervisor ended, as of then
-`exit.code`, `.signal`     the supervisor's lines in `attempts.jsonl`. Without a supervisor only
-                           that the pid is gone: `Exit()`
-`exit.exception`           the last line of `errors/rank-N.txt`; for a run of one rank also the end
-                           in `attempts.jsonl`
-`exit.time_ns`             the time in `errors/rank-N.txt`, or when the supervisor saw the end
-`exit.by_supervisor`       the supervisor's lines
+`exit.code`, `.signal`     `supervise/attempt-…/rank-N.json`. Without a supervisor 0 or 75 by the
+                           last line of the rank's ledger, or only that the pid is gone: `Exit()`
+`exit.exception`           the first line of `errors/rank-N.txt`
+`exit.time_ns`             the time in it, or when the supervisor saw the end
+`exit.by_supervisor`       `hang.json` beside the supervisor's `rank-N.json`
 `process_state`            `/proc/PID/stat`, by psutil on the rank's own machine
-`shares`                   the account of `ledger/rank-N.jsonl`: each bucket over the wall time
+`shares`                   the account of `ledger/rank-N.jsonl`: each bucket over the time of the
+                           last life, without its startup
 `windows`                  `metrics/rank-N.jsonl`: `step_s` less `collective_wait_s`, step by step,
                            cut at the same steps on each rank: `aligned`. Or the ledger's
                            `step_times`: quantiles of `own`, with the time in communication over
