@@ -10,7 +10,7 @@ import pytest
 from helpers_runs import new_record, write_run
 
 from tapeline.errors import ConfigError, RunError
-from tapeline.runs.choosing import Condition, chosen, good_ones
+from tapeline.runs.choosing import GOOD, Condition, chosen, like_it
 from tapeline.runs.index import indexed
 from tapeline.runs.summary import family, summary
 
@@ -185,6 +185,7 @@ def test_the_last_good_run_like_this_one(tmp_path):
         run("other-windows", "windows.length=30", created="2026-01-26"),
         run("killed", created="2026-01-27", how="open"),
     ]
-    assert named(good_ones(runs[0], runs)) == ["late", "early"]
-    assert named(good_ones(runs[0], runs, same=["training.batch"])) == ["early"]
-    assert named(good_ones(runs[0], runs, "validation.mse<0.1")) == []
+    assert named(like_it(runs[0], runs, GOOD)) == ["late", "early"]
+    assert named(like_it(runs[0], runs, GOOD, ["training.batch"])) == ["early"]
+    assert named(like_it(runs[0], runs, "validation.mse<0.1")) == []
+    assert named(like_it(runs[0], runs)) == ["killed", "later-but-bad", "late", "early"]

@@ -20,6 +20,8 @@ from tapeline.cli.ingest import ingest
 from tapeline.cli.new import new
 from tapeline.cli.plans import app as plans
 from tapeline.cli.prove import prove
+from tapeline.cli.repeat import audit, compare, replicate, rerun
+from tapeline.cli.runs import app as runs
 from tapeline.cli.store import app as store
 from tapeline.cli.supervise import supervise
 from tapeline.cli.tours import demo, tutorial
@@ -44,6 +46,11 @@ app.command("resume")(resume)
 app.command("supervise")(supervise)
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(plans, name="plan")
+app.add_typer(runs, name="runs")
+app.command("audit")(audit)
+app.command("rerun")(rerun)
+app.command("replicate")(replicate)
+app.command("compare")(compare)
 app.command("prove")(prove)
 app.command("compare-precision")(compare_precision)
 app.command("sweep-batch")(sweep_batch)

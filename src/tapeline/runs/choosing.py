@@ -107,25 +107,28 @@ def chosen(
     return [run for _, run in known] + unknown
 
 
-def good_ones(
-    like: Summary, runs: Sequence[Summary], target: str = GOOD, same: Sequence[str] = ()
+def like_it(
+    one: Summary, runs: Sequence[Summary], target: str | None = None, same: Sequence[str] = ()
 ) -> list[Summary]:
-    """Finished runs like one that met a target, the last first.
+    """Other runs like one, the last first: of the same model factory, target column and windows.
 
-    Like it are those with the same model factory, target column and windows, and with the same
-    values under `same`.
+    Args:
+        one: what they are to be like.
+        runs: summaries.
+        target: a condition; given, only finished runs that meet it count. `GOOD` is one.
+        same: further keys that must have the same value.
     """
-    met = Condition.parse(target)
+    met = Condition.parse(target) if target else None
     keys = (*_LIKE, *same)
     found = [
         run
         for run in runs
-        if run["path"] != like["path"]
-        and run.get("how") == "finished"
-        and met.holds(run)
-        and all(look_up(run, key) == look_up(like, key) for key in keys)
+        if run["path"] != one["path"]
+        and not run["problem"]
+        and (met is None or (run.get("how") == "finished" and met.holds(run)))
+        and all(look_up(run, key) == look_up(one, key) for key in keys)
     ]
-    return sorted(found, key=lambda run: run["created"], reverse=True)
+    return sorted(found, key=lambda run: str(run["created"]), reverse=True)
 
 
 def _value(text: str) -> Any:
