@@ -9,6 +9,7 @@ no thread, so that a fork of it is a fresh process. POSIX, one machine.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -26,7 +27,7 @@ from tapeline.supervise.launch import Launch
 from tapeline.supervise.processes import MARK, die_with_parent, end_all
 from tapeline.supervise.rank import fork_rank, note_end
 
-PRELOADED = ("tapeline.cli", "tapeline.run", "torch.distributed")
+PRELOADED = ("tapeline.cli", "tapeline.readiness:ready")
 _REAP_S = 0.02
 
 
@@ -35,7 +36,7 @@ class Standby:
 
     Args:
         run: folder of the run.
-        preloaded: modules that the standby imports.
+        preloaded: modules that the standby imports, and `module:function` that it calls.
     """
 
     def __init__(self, run: Path, preloaded: Sequence[str] = PRELOADED) -> None:
@@ -120,8 +121,12 @@ def main(preloaded: Sequence[str]) -> NoReturn:
     """Import, then fork ranks as asked on standard input, and note how each ends."""
     die_with_parent(os.getppid())
     sys.path.append(str(Path.cwd()))
-    for name in preloaded:
-        importlib.import_module(name)
+    for reference in preloaded:
+        name, _, function = reference.partition(":")
+        module = importlib.import_module(name)
+        if function:
+            getattr(module, function)()
+    gc.freeze()  # a collection in a fork would copy the pages of all that was imported
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a cluster's goes to all; the supervisor decides
     print("ready", flush=True)
     ranks: dict[int, tuple[Path, int]] = {}  # by pid
