@@ -77,7 +77,10 @@ def test_a_number_out_of_range_is_refused_in_the_words_of_the_command_line(plan)
     )
 
 
-@pytest.mark.parametrize("verb", ["checkpoint", "spot", "goodput", "accelerator", "memory"])
+PLAIN_VERBS = ["checkpoint", "spot", "goodput", "accelerator", "memory", "throughput", "search"]
+
+
+@pytest.mark.parametrize("verb", PLAIN_VERBS)
 def test_no_plan_imports_torch(verb, tmp_path):
     code = (
         "import sys; sys.argv = ['tapeline', 'plan', sys.argv[1], '--plot', 'figure']\n"
@@ -341,7 +344,7 @@ def test_goodput_says_what_tuning_is_worth(plan):
     assert worse.splitlines()[-1].endswith("more.")
 
 
-OWN_VERBS = ["checkpoint", "spot", "goodput", "compare", "accelerator", "memory"]
+OWN_VERBS = [*PLAIN_VERBS, "compare", "scaling", "stop"]
 
 
 @pytest.mark.parametrize("verb", OWN_VERBS)

@@ -217,3 +217,16 @@ def test_the_verb_in_json():
 )
 def test_what_is_missing_is_told(arguments, told):
     assert printed(*arguments) == (2, "", told)
+
+
+def test_the_verb_imports_no_torch():
+    code = (
+        "import sys\n"
+        "from tapeline.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    command = [sys.executable, "-c", code, "plan", "scaling", "--full-gpu-hours", "50", *GIVEN]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -57,7 +57,7 @@ class Quantity:
             return number
         kind = "a whole number" if self.whole else "a number"
         low = "above 0" if self.positive else "0 or more"
-        if self.least > LEAST:
+        if self.least != LEAST:
             low = f"{self.least:g} or more"
         high = f", {self.most:g} at most" if self.most < MOST else " and finite"
         raise TapelineError(

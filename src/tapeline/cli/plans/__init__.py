@@ -12,6 +12,7 @@ from tapeline.cli.plans.memory import memory
 from tapeline.cli.plans.scaling import scaling
 from tapeline.cli.plans.search import search
 from tapeline.cli.plans.spot import spot
+from tapeline.cli.plans.stop import stop
 from tapeline.cli.plans.throughput import throughput
 
 app = typer.Typer(
@@ -28,3 +29,4 @@ app.command("memory")(memory)
 app.command("throughput")(throughput)
 app.command("search")(search)
 app.command("scaling")(scaling)
+app.command("stop")(stop)
