@@ -96,8 +96,9 @@ def _one_life(
     promise = Promise.of_new(parts).kept(origin.step, run.record(), origin.metadata)
     saved = origin.metadata.get("passed_over", ())
     passed_over = from_first(world, lambda: read_passed_over(run, saved))
+    said = {"config": parts.config.resolved(), **promise.as_dict()}
     attempt = from_first(
-        world, lambda: run.begin_attempt(from_step=origin.step, world_size=world.size)
+        world, lambda: run.begin_attempt(from_step=origin.step, world_size=world.size, said=said)
     )
     if origin.identity and writes:
         taints.resumed(origin.identity, step=origin.step, attempt=attempt)

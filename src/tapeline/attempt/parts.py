@@ -65,6 +65,10 @@ class Data:
         return {
             "store": str(self.shards.folder),
             "fingerprint": self.shards.fingerprint,
+            "index_xxh3": self.shards.index.digest(),
+            "columns": list(self.shards.columns),
+            "derived": self.shards.index.derived,
+            "made": self.shards.index.made,
             "sessions": len(self.shards),
             "rows": int(self.shards.offsets[-1]),
             "training_windows": self.training.num_windows,

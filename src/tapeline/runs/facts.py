@@ -57,6 +57,7 @@ _DATA_WEIGHTS = (
     (r"data\.training_fingerprint", 96, "other windows to train on: another split"),
     (r"data\.normaliser", 94, "inputs are scaled otherwise"),
     (r"data\.(made|derived|columns)", 93, "rows were made otherwise"),
+    (r"data\.index_xxh3", 4, "another form of the same rows"),
     (r"data\.store", 2, ""),
     (r"data\.", 50, ""),
 )
