@@ -9,7 +9,7 @@ demo: $(SETUP)
 	$(BIN)/tapeline demo --out demo
 
 test: $(SETUP)
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .
