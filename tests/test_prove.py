@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tapeline.checkpoint import Shelf, capture_state, save_state
-from tapeline.cli.prove import _ranks
+from tapeline.cli.output import whole_numbers
 from tapeline.errors import ConfigError, RunError
 from tapeline.files import read_journal
 from tapeline.prove import Certificate, Trial, prove
@@ -284,9 +284,13 @@ def test_a_run_that_cannot_be_trained_is_told(forked, workplace):
 
 @pytest.mark.parametrize("text", ["", "1,x", "0", "1,,2"])
 def test_ranks_that_are_none_are_refused(text):
-    with pytest.raises(ConfigError, match="expected whole numbers from 1, with commas between"):
-        _ranks(text)
-    assert _ranks("1,2, 3") == (1, 2, 3)
+    with pytest.raises(ConfigError) as caught:
+        whole_numbers(text, "--ranks", "1,2")
+    assert str(caught.value) == (
+        f"--ranks: expected whole numbers from 1, with commas between, found {text!r}. Write, for "
+        "example, --ranks 1,2."
+    )
+    assert whole_numbers("1,2, 3", "--ranks", "1,2") == [1, 2, 3]
 
 
 # The moments

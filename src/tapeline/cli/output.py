@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tapeline.errors import ConfigError
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Set = Annotated[
     list[str] | None,
@@ -20,6 +22,26 @@ Set = Annotated[
 def say(message: str) -> None:
     """Tell the person something, on standard error."""
     typer.echo(message, err=True)
+
+
+def whole_numbers(text: str, option: str, example: str) -> list[int]:
+    """What a list such as 1,2,4 says.
+
+    Raises:
+        ConfigError: it isn't one of whole numbers from 1.
+    """
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise ConfigError(
+            option,
+            expected="whole numbers from 1, with commas between",
+            found=repr(text),
+            fix=f"Write, for example, {option} {example}",
+        )
+    return found
 
 
 def print_json(value: Any) -> None:

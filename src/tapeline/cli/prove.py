@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tapeline.cli.output import Json, Set, print_json, progress_bar, say
-from tapeline.errors import ConfigError
+from tapeline.cli.output import Json, Set, print_json, progress_bar, say, whole_numbers
 
 if TYPE_CHECKING:
     from tapeline.prove import Certificate
@@ -41,37 +40,22 @@ def prove(
     """
     from tapeline.config import RunConfig
 
-    training = RunConfig.load(config, overrides or []).training
-    chosen = _ranks(ranks) if ranks else tuple(range(1, min(4, training.lanes) + 1))
+    settings = RunConfig.load(config, overrides or [])
+    most = min(4, settings.training.lanes)
+    chosen = whole_numbers(ranks, "--ranks", "1,2,3,4") if ranks else range(1, most + 1)
 
     from tapeline.prove import Trial
     from tapeline.prove import prove as prove_run
 
-    name = RunConfig.load(config, overrides or []).name
-    trial = Trial(config, tuple(overrides or ()), kills, chosen, seed, every)
+    trial = Trial(config, tuple(overrides or ()), kills, tuple(chosen), seed, every)
     with progress_bar("Proving") as progress:
-        found = prove_run(trial, out or Path("proofs") / name, say, progress)
+        found = prove_run(trial, out or Path("proofs") / settings.name, say, progress)
     if as_json:
         print_json(found.as_dict())
     else:
         _print(found)
     if not found.holds:
         raise typer.Exit(1)
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(int(part) for part in text.split(","))
-        if min(found) > 0:
-            return found
-    except ValueError:
-        pass
-    raise ConfigError(
-        "--ranks",
-        expected="whole numbers from 1, with commas between",
-        found=repr(text),
-        fix="Write, for example, --ranks 1,2,3,4",
-    )
 
 
 def _print(found: Certificate) -> None:

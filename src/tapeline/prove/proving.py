@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from tapeline.prove.certificate import NAMES, Certificate, Life
 from tapeline.prove.killing import kill_at, last_step, watch
 from tapeline.prove.parting import final_hashes, first_parting, journalled
 from tapeline.prove.processes import Command
+from tapeline.prove.room import make_room
 from tapeline.prove.schedule import Kill, plan_kills, ranks_of_life
 from tapeline.runs import RunFolder
 from tapeline.world import World
@@ -32,7 +32,6 @@ Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 CERTIFICATE, KILLS = "certificate.json", "kills.jsonl"
 _SAVES_PER_LIFE = 4
-_MADE_HERE = ("whole", "killed", "durable-whole", "durable-killed", CERTIFICATE, KILLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ def prove(trial: Trial, out: Path, say: Say, progress: Progress | None = None) -
         RunError: `out` holds something else, or the uninterrupted run didn't reach its end.
     """
     config = trial.settings()
-    _make_room(out)
+    make_room(out, "proof")
     return _Proof(trial, config, out, say, progress).certificate()
 
 
@@ -274,20 +273,3 @@ def _texts(validations: dict[int, dict[str, Any]]) -> dict[str, str]:
 
 def _ranks(number: int) -> str:
     return f"{number} rank" + ("s" if number > 1 else "")
-
-
-def _make_room(out: Path) -> None:
-    """Delete an earlier proof; a folder that none marked as its own is left alone."""
-    mark = out / ".tapeline-proof"
-    if out.exists() and not mark.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(
-            out,
-            expected="a new folder, or that of an earlier proof",
-            found="files that no proof wrote",
-            fix="Give another folder with --out",
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    mark.touch()
-    for name in _MADE_HERE:
-        path = out / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
