@@ -36,7 +36,7 @@ FLOORS = (
     ("windows", "checkpoint", "ledger", "signals", "testing"),
     ("training", "supervise", "plan", "runs"),
     ("attempt",),
-    ("run", "budget", "ingest", "doctor", "diagnosis", "project", "repeat"),
+    ("run", "budget", "ingest", "doctor", "diagnosis", "project", "readiness", "repeat"),
     ("search", "report", "prove"),
     ("tours",),
     ("cli",),
