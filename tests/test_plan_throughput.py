@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tapeline.clock import FakeClock
+from tapeline.ledger import Ledger
 from tapeline.plan.job import Job
 from tapeline.plan.stragglers import (
     Alike,
@@ -26,6 +28,7 @@ from tapeline.plan.throughput import (
     plan_throughput,
     prefetch_throughput,
 )
+from tapeline.runs import RunFolder
 
 JOB = Job(336.0, 64, 2.5)
 
@@ -241,3 +244,47 @@ def test_a_number_out_of_range_is_refused(option, value, told):
     assert (code, out) == (2, "")
     assert err.startswith(f"tapeline: {option}: {told}")
     assert err.count("\n") == 1
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of one rank: batches of 100, 2 ms of data and 8 ms of compute a step."""
+    clock = FakeClock(wall_ns=1_800_000_000_000_000_000)
+    folder = RunFolder(tmp_path / "run", clock)
+    folder.create({"format": "tapeline run", "version": 1, "config": {"training": {"batch": 100}}})
+    with Ledger(folder.path, clock=clock) as ledger:
+        for step in range(1, 51):
+            ledger.switch("data")
+            clock.advance(2_000_000)
+            ledger.switch("compute")
+            clock.advance(8_000_000)
+            ledger.step_done(step)
+    return folder.path
+
+
+def test_a_run_gives_both_rates_and_its_utilisation_comes_out(run):
+    code, out, err = printed("--from-run", str(run), "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["inputs"]["samples_per_second"] == {
+        "value": pytest.approx(12_500),
+        "source": "measured",
+        "detail": f"{run}, a batch of 100 over 1 ranks, compute a mean over 50 steps in the ledger",
+    }
+    assert found["inputs"]["loader_samples_per_second"]["value"] == pytest.approx(10_000)
+    assert found["inputs"]["accelerators"]["value"] == 1
+    assert found["model"]["fed"]["utilisation"] == pytest.approx(0.8)
+
+
+def test_a_runs_loader_is_not_taken_for_one_that_works_in_turn(run):
+    code, out, err = printed("--from-run", str(run), "--no-overlap")
+    assert (code, out, err) == (
+        2,
+        "",
+        "tapeline: --no-overlap: expected --loader-samples-per-second beside it, found the rate of "
+        "a run whose loader worked alongside the compute. Give the loader's own rate.\n",
+    )
+    given = ("--loader-samples-per-second", "50000")
+    code, out, _ = printed("--from-run", str(run), "--no-overlap", *given, "--json")
+    assert code == 0
+    assert json.loads(out)["model"]["fed"]["utilisation"] == pytest.approx(0.8)

@@ -9,6 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tapeline.errors import TapelineError
+from tapeline.plan import Inputs
+
 if TYPE_CHECKING:
     from tapeline.plan import Measured
 
@@ -30,13 +33,14 @@ def measured(run: Path | None) -> Measured | None:
     from tapeline.runs import RunFolder
 
     folder = RunFolder(run, SystemClock())
-    stated = folder.record().get("config", {}).get("checkpoint", {}).get("mtbf_hours")
+    config = folder.record().get("config", {})
+    stated = config.get("checkpoint", {}).get("mtbf_hours")
     decisions = decisions_of(run)
     failing, why_not = _failing(folder.attempts(), stated)
     numbers: dict[str, Number] = {}
     missing: dict[str, str] = {}
     for found, names, why in (
-        (_stepping(run), _STEPPING, "it has no ledger, or none of this"),
+        (_stepping(run, config.get("training", {}).get("batch")), _STEPPING, _NO_LEDGER),
         (_saving(decisions), _SAVING, "saves weren't timed (checkpoint.every isn't auto)"),
         (failing, ("mtbf_hours",), why_not),
     ):
@@ -46,8 +50,27 @@ def measured(run: Path | None) -> Measured | None:
     return Measured(str(run), numbers, missing, stated=frozenset(told))
 
 
-_STEPPING = ("data_ms", "compute_ms", "restart_minutes")
+_NO_LEDGER = "it has no ledger, or none of this"
+_STEPPING = (
+    *("data_ms", "compute_ms", "restart_minutes", "accelerators"),
+    *("samples_per_second", "loader_samples_per_second"),
+)
 _SAVING = ("checkpoint_seconds", "async_fraction", "write_slowdown")
+
+
+def check_overlapped(inputs: Inputs, overlap: bool) -> None:
+    """Refuse a run's loader for steps that wait for it in turn.
+
+    Raises:
+        TapelineError: the loader's rate was measured alongside the compute.
+    """
+    if not overlap and inputs.values["loader_samples_per_second"].source == "measured":
+        raise TapelineError(
+            "--no-overlap",
+            expected="--loader-samples-per-second beside it",
+            found="the rate of a run whose loader worked alongside the compute",
+            fix="Give the loader's own rate",
+        )
 
 
 def decisions_of(run: Path) -> list[dict[str, Any]]:
@@ -67,8 +90,11 @@ def device_of(run: Path) -> str:
     return str(record.get("machine", {}).get("device", "unknown"))
 
 
-def _stepping(run: Path) -> dict[str, Number]:
-    """What the ledger says of a step, over all ranks, and of a start."""
+def _stepping(run: Path, batch: int | None) -> dict[str, Number]:
+    """What the ledger says of a step, over all ranks, and of a start.
+
+    A loader that is waited for gives a batch in the time of data and compute together.
+    """
     from tapeline.ledger import account_of
 
     if not (run / "ledger").is_dir():
@@ -76,13 +102,24 @@ def _stepping(run: Path) -> dict[str, Number]:
     account = account_of(run)
     spent, steps = account.job.phases_ns, account.job.kept_steps + account.job.redone_steps
     found: dict[str, Number] = {}
-    if steps:
+    if steps and spent["compute"]:
         how = f"mean over {steps} steps in the ledger"
         found["data_ms"] = ((spent["data"] + spent["transfer"]) / steps / _NS_PER_MS, how)
         found["compute_ms"] = (
             (spent["compute"] + spent["communication"]) / steps / _NS_PER_MS,
             how,
         )
+        if batch:
+            num, step_ms = len(account.ranks), found["data_ms"][0] + found["compute_ms"][0]
+            found["accelerators"] = (num, "its ranks")
+            found["samples_per_second"] = (
+                batch / num / found["compute_ms"][0] * 1000,
+                f"a batch of {batch} over {num} ranks, compute a {how}",
+            )
+            found["loader_samples_per_second"] = (
+                batch / step_ms * 1000,
+                f"a batch of {batch} in data and compute, a {how}",
+            )
     starts = [life for rank in account.ranks for life in rank.lives[1:]]
     if starts:
         lost_ns = sum(

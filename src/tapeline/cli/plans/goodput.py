@@ -8,7 +8,7 @@ import typer
 
 from tapeline.cli.output import Json
 from tapeline.cli.plans.frame import Answer, FromRun, Plot, option, points, show
-from tapeline.cli.plans.from_run import measured
+from tapeline.cli.plans.from_run import check_overlapped, measured
 from tapeline.plan import Inputs
 from tapeline.plan.goodput import (
     BUCKETS,
@@ -82,6 +82,7 @@ def goodput(
         loader_samples_per_s=inputs.take(LOADER, loader_samples_per_second),
         overlapped=overlap,
     )
+    check_overlapped(inputs, overlap)
     tuned = utilisation(
         compute_samples_per_s=compute,
         loader_samples_per_s=inputs.take(TUNED_LOADER, tuned_loader_samples_per_second),

@@ -9,7 +9,7 @@ import typer
 
 from tapeline.cli.output import Json
 from tapeline.cli.plans.frame import Answer, FromRun, Plot, bill_cells, option, points, show
-from tapeline.cli.plans.from_run import measured
+from tapeline.cli.plans.from_run import check_overlapped, measured
 from tapeline.plan import Inputs
 from tapeline.plan.goodput import LOADER, SAMPLES
 from tapeline.plan.job import ACCELERATORS, PRICE, USEFUL_HOURS, take_job
@@ -63,6 +63,7 @@ def throughput(
         overlap,
         inputs.count(PREFETCH, prefetch),
     )
+    check_overlapped(inputs, overlap)
     num_ranks = inputs.count(replace(RANKS, default=job.num_accelerators), ranks)
     cv, slow = inputs.take(STEP_CV, step_cv), inputs.take(SLOW_RANK, slow_rank)
     plan = plan_throughput(job, samples, loader)
