@@ -21,9 +21,10 @@ from tapeline.cli.output import whole_numbers
 from tapeline.errors import ConfigError, RunError
 from tapeline.files import read_journal
 from tapeline.prove import Certificate, Trial, prove
-from tapeline.prove.cause import MANY_THREADS
+from tapeline.prove.cause import MANY_THREADS, find_causes
 from tapeline.prove.outside import changes, fingerprint, kept_outside
 from tapeline.prove.parting import first_parting
+from tapeline.prove.processes import Command
 from tapeline.prove.schedule import plan_kills, ranks_of_life
 from tapeline.prove.tracing import BATCH, OUTSIDE, Trace, first_difference
 from tapeline.runs import MetricsJournal
@@ -128,7 +129,7 @@ def proved(workplace, out, *overrides, kills=1, ranks=(1, 2), file="tiny.toml") 
 
 def test_the_command_prints_a_certificate(workplace):
     """With the processes that a user's machine starts."""
-    command = ("prove", "tiny.toml", "--kills", "1", "--ranks", "1,2", "--out", "command", "--json")
+    command = ("prove", "tiny.toml", "--kills", "1", "--ranks", "1", "--out", "command", "--json")
     done = subprocess.run(
         [sys.executable, "-m", "tapeline", *command],
         cwd=workplace,
@@ -144,7 +145,7 @@ def test_the_command_prints_a_certificate(workplace):
     assert {"parameters", "optimiser", "loader", "losses", "validation"} <= set(found["hashes"])
     assert all(both["uninterrupted"] == both["killed"] for both in found["hashes"].values())
     assert [(life["ranks"], life["how"]) for life in found["lives"]] == [
-        (2, "killed"),
+        (1, "killed"),
         (1, "finished"),
     ]
     assert found["subject"]["ranks"] == 1
@@ -153,7 +154,7 @@ def test_the_command_prints_a_certificate(workplace):
     planned, killed = read_journal(workplace / "command" / "kills.jsonl")
     assert killed["killed"]["signal"] == "SIGKILL"
     assert planned["planned"]["at_step"] <= killed["killed"]["after_step"] < 24
-    assert "life 1, on 2 ranks: SIGKILL to " in done.stderr
+    assert "life 1, on 1 rank: SIGKILL to all ranks at step " in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -169,13 +170,13 @@ def test_the_examples_pass(forked, workplace, example):
         "training.batch=32",
         "checkpoint.durable=copies",
         "checkpoint.durable_every=5",
-        ranks=(1, 3),
+        ranks=(1, 2),
         file=f"{example}.toml",
     )
     assert found.holds, found.sentence()
-    assert [life.ranks for life in found.lives] == [3, 1]
+    assert [life.ranks for life in found.lives] == [2, 1]
     assert found.sentence() == (
-        "The same bits through 1 SIGKILL, ranks 3 → 1: bit-exact across world sizes 1–4 on "
+        "The same bits through 1 SIGKILL, ranks 2 → 1: bit-exact across world sizes 1–4 on "
         "this platform and version."
     )
     assert (workplace / example / "durable-killed").is_dir(), "a user's own copies are left alone"
@@ -186,24 +187,30 @@ def test_the_examples_pass(forked, workplace, example):
 
 
 @pytest.mark.parametrize(
-    ("model", "kind", "where"),
-    [
-        ("Noise", "unkeyed draw", "3 (Noise)"),
-        ("Pooled", "thread count", "3 (Pooled)"),
-        ("Entropy", "non-deterministic operation", "3 (Entropy)"),
-    ],
+    ("model", "ranks", "kind"),
+    [("Noise", (1, 2), "unkeyed draw"), ("Pooled", (1,), "thread count")],
 )
-def test_a_planted_fault_is_named(forked, workplace, model, kind, where):
-    found = proved(workplace, model, f'model.arguments={{part = "{model}"}}')
+def test_a_planted_fault_is_named(forked, workplace, model, ranks, kind):
+    found = proved(workplace, model, f'model.arguments={{part = "{model}"}}', ranks=ranks)
     assert not found.holds
     assert found.parting is not None
-    assert found.sentence().startswith("Other bits after 1 SIGKILL, ranks 2 → 1: the runs part at")
+    told = " → ".join(str(life.ranks) for life in found.lives)
+    assert found.sentence().startswith(f"Other bits after 1 SIGKILL, ranks {told}: the runs part")
     cause = found.causes[0]
-    assert (cause.kind, cause.where, cause.shown) == (kind, where, True)
+    assert (cause.kind, cause.where, cause.shown) == (kind, f"3 ({model})", True)
     assert found.parting.tensor == "model/1.bias"
     assert found.parting.distance and found.parting.distance > 0
     assert found.hashes["parameters"][0] != found.hashes["parameters"][1]
     assert found.hashes["loader"][0] == found.hashes["loader"][1]
+
+
+def test_an_operation_that_does_not_repeat_is_named(forked, workplace):
+    run = workplace / "entropy"
+    sets = ("--set", 'model.arguments={part = "Entropy"}')
+    with Command("train", str(workplace / "tiny.toml"), "--out", str(run), "--json", *sets) as one:
+        one.data()
+    (cause,) = find_causes(run, run, 0)
+    assert (cause.kind, cause.where) == ("non-deterministic operation", "3 (Entropy)")
 
 
 def test_a_counter_parts_where_the_run_resumes(forked, workplace):
