@@ -274,6 +274,7 @@ def test_a_run_gives_both_rates_and_its_utilisation_comes_out(run):
     assert found["inputs"]["loader_samples_per_second"]["value"] == pytest.approx(10_000)
     assert found["inputs"]["accelerators"]["value"] == 1
     assert found["model"]["fed"]["utilisation"] == pytest.approx(0.8)
+    assert found["model"]["other_way"] is None  # what it would give by itself wasn't measured
 
 
 def test_a_runs_loader_is_not_taken_for_one_that_works_in_turn(run):

@@ -40,12 +40,14 @@ class Loader:
         num_workers: that share the work.
         overlapped: whether batches are made while the device computes.
         prefetch: batches held ready.
+        alone: whether the rate is the loader's own, not one seen alongside the compute.
     """
 
     samples_per_s: float
     num_workers: int
     overlapped: bool
     prefetch: int
+    alone: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ class ThroughputPlan:
         compute_samples_per_s: of all accelerators.
         overlapped: as the loader was given.
         fed: with the loader as it is.
-        other_way: the same loader in turn if it is overlapped, and the other way round.
+        other_way: the same loader in turn if it is overlapped, and the other way round; None if
+            its own rate isn't known.
         starved: what is paid beyond the bill with a perfect loader.
         workers_needed: for a loader as fast as the compute, if rate grows with workers; None if no
             number of them is enough (in turn), or none is needed (a perfect loader).
@@ -105,7 +108,7 @@ class ThroughputPlan:
     compute_samples_per_s: float
     overlapped: bool
     fed: Fed
-    other_way: Fed
+    other_way: Fed | None
     starved: Bill
     workers_needed: int | None
     sweep: tuple[Fed, ...]
@@ -128,7 +131,7 @@ def plan_throughput(job: Job, samples_per_s: float, loader: Loader) -> Throughpu
         compute,
         loader.overlapped,
         fed,
-        _fed(job, compute, loader.samples_per_s, not loader.overlapped),
+        _fed(job, compute, loader.samples_per_s, not loader.overlapped) if loader.alone else None,
         Bill(fed.bill.wall_hours - perfect.wall_hours, fed.bill.cost - perfect.cost),
         _workers_needed(loader, capacity) if capacity and loader.overlapped else None,
         tuple(_fed(job, compute, factor * compute, loader.overlapped) for factor in FACTORS),

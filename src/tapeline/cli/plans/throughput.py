@@ -62,6 +62,7 @@ def throughput(
         inputs.count(WORKERS, workers),
         overlap,
         inputs.count(PREFETCH, prefetch),
+        alone=inputs.values[LOADER.name].source != "measured",
     )
     check_overlapped(inputs, overlap)
     num_ranks = inputs.count(replace(RANKS, default=job.num_accelerators), ranks)
@@ -93,7 +94,11 @@ def _tables(plan: ThroughputPlan) -> list[Table]:
     tables = [
         Table(
             ["loader as it is", *columns],
-            [[way, *_cells(plan.fed)], [other, *_cells(plan.other_way)]],
+            [
+                [name, *_cells(fed)]
+                for name, fed in ((way, plan.fed), (other, plan.other_way))
+                if fed
+            ],
             "Model: a step takes max(compute, data) overlapped, compute + data in turn",
         ),
         Table(
@@ -149,6 +154,7 @@ def _notes(plan: ThroughputPlan, loader: Loader) -> list[str]:
         "paid for waiting"
     )
     if not plan.overlapped:
+        assert plan.other_way is not None, "in turn the loader's own rate is known"
         return [
             f"In turn, the accelerators compute {points(fed.utilisation)} of the time: {starved}. "
             f"Overlapped it would be {points(plan.other_way.utilisation)}; in turn no loader "
@@ -167,8 +173,8 @@ def _notes(plan: ThroughputPlan, loader: Loader) -> list[str]:
         ]
     if plan.workers_needed is not None:
         notes.append(
-            f"That takes {plan.workers_needed} workers of the kind of which {loader.num_workers} "
-            "were given, if their rates add up."
+            f"That takes {plan.workers_needed} workers where {loader.num_workers} make the rate "
+            "now, if their rates add up."
         )
     if plan.queue:
         notes.append(
