@@ -47,7 +47,7 @@ def lost(times):
 def test_without_failure_all_is_useful(tmp_path, clock) -> None:
     with begin(tmp_path, clock) as ledger:
         steps(ledger, clock, 0, 100)
-    found = account_of(tmp_path)
+    found = account_of(str(tmp_path))
     assert seconds(found.job) == {"useful": 1000}
     assert found.goodput == found.ettr == 1.0
 

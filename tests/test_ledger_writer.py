@@ -347,7 +347,7 @@ def test_kill_9_leaves_all_but_the_open_second_and_the_heartbeat_tells_that(tmp_
     assert account.job.inferred_ns == account.job.wall_ns - last["end"]
 
     # The next life writes down what is known of this one, before its heartbeat replaces it.
-    with Ledger(tmp_path, from_step=600):
+    with Ledger(str(tmp_path), from_step=600):
         pass
     inferred = [line for line in spans(tmp_path) if "inferred" in line]
     assert [line["step"] for line in inferred] == ([beat.step] if account.job.inferred_ns else [])

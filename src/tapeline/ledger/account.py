@@ -201,7 +201,7 @@ class Account:
         }
 
 
-def account_of(run_folder: Path, *, price_per_hour: float | None = None) -> Account:
+def account_of(run_folder: Path | str, *, price_per_hour: float | None = None) -> Account:
     """The account of a run, live or dead, from its folder.
 
     Raises:

@@ -243,16 +243,17 @@ def read_ledger(path: Path, heartbeat: Path | None = None) -> RankLedger:
     )
 
 
-def read_ledgers(run_folder: Path) -> list[RankLedger]:
+def read_ledgers(run_folder: Path | str) -> list[RankLedger]:
     """Open the ledgers of all ranks of a run, by rank.
 
     Raises:
         LedgerError: there is none, or one can't be read.
     """
-    paths = sorted((run_folder / "ledger").glob("rank-*.jsonl"))
+    folder = Path(run_folder)
+    paths = sorted((folder / "ledger").glob("rank-*.jsonl"))
     if not paths:
-        raise _unreadable(run_folder / "ledger", "no ledger of any rank")
-    ledgers = [read_ledger(path, run_folder / "heartbeat" / path.stem) for path in paths]
+        raise _unreadable(folder / "ledger", "no ledger of any rank")
+    ledgers = [read_ledger(path, folder / "heartbeat" / path.stem) for path in paths]
     return sorted(ledgers, key=lambda ledger: ledger.rank)
 
 
@@ -320,10 +321,10 @@ class Attempt:
     ended_wall_ns: int | None = None
 
 
-def read_attempts(run_folder: Path) -> list[Attempt]:
+def read_attempts(run_folder: Path | str) -> list[Attempt]:
     """The attempts of a run; empty where nobody keeps them."""
     lives: dict[int, dict[str, Any]] = {}
-    for line in read_journal(run_folder / "attempts.jsonl"):
+    for line in read_journal(Path(run_folder) / "attempts.jsonl"):
         lives.setdefault(line["attempt"], {}).update(line)
     return [
         Attempt(

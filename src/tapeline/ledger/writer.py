@@ -98,7 +98,7 @@ class Ledger:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         *,
         world: World | None = None,
         attempt: int | None = None,
@@ -111,6 +111,7 @@ class Ledger:
         self._now = self._clock.monotonic_ns
         now = self._now()
         began = now if began_ns is None else min(began_ns, now)
+        folder = Path(folder)
         path = ledger_path(folder, world.rank)
         self.step = from_step
         self.background_write = False

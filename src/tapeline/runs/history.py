@@ -53,7 +53,7 @@ class Metrics:
     thinned: dict[str, int] | None
 
 
-def read_metrics(path: Path) -> Metrics:
+def read_metrics(path: Path | str) -> Metrics:
     """Read the journal of one rank; a missing file is empty, a torn last line is left out.
 
     Raises:
@@ -62,7 +62,7 @@ def read_metrics(path: Path) -> Metrics:
     lines = _Lines()
     profile, thinned = None, None
     failures: dict[int, dict[str, Any]] = {}
-    for record in read_journal(path):
+    for record in read_journal(Path(path)):
         if "thinned" in record:
             thinned = record["thinned"]
         elif "failed_writes" in record:
