@@ -45,6 +45,13 @@ def test_a_clean_run_is_bit_exact_and_says_on_what():
     assert "training.lanes = 4; ranks may be 1 to that many" in found.leave_alone
 
 
+def test_the_commits_of_all_checkouts_are_named():
+    record = new_record()
+    record["code"] = {"state": "not a repository", "commit": None}
+    record["other_code"] = [{"of": "x", **CODE}, {"of": "y", **CODE, "commit": "b" * 40}]
+    assert f"code {'a' * 12} and {'b' * 12}, data f1" in audited(record).sentence
+
+
 def test_a_statistical_run_names_its_interval_and_what_it_covers():
     draw = Draw("net.py:4", "numpy.random.default_rng", seeded=False)
     unknown = audited(new_record(), draws=[draw])

@@ -315,9 +315,10 @@ def _sentence(
     lanes = record["config"]["training"]["lanes"]
     at = f"1 to {lanes} ranks" if scope == "across world sizes" else f"{ranks} rank"
     at += "s" if scope != "across world sizes" and ranks > 1 else ""
-    commit = record.get("code", {}).get("commit")
+    checkouts = [record.get("code", {}), *record.get("other_code", ())]
+    commits = dict.fromkeys(code["commit"][:12] for code in checkouts if code.get("commit"))
     patch = " with the recorded patch" if any(o.what == "dirty code" for o in obstacles) else ""
-    code = f"code {commit[:12]}{patch}, " if commit else ""
+    code = f"code {' and '.join(commits)}{patch}, " if commits else ""
     sentence = (
         f"Bit-exact on {_platform(record)} with torch {determinism.get('torch')}, "
         f"threads = {record['config']['training']['threads']} and {at}: {code}"

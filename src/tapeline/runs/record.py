@@ -52,9 +52,12 @@ def surroundings(model_folder: str | None = None) -> dict[str, Any]:
     found = environment()
     code = code_record(Path.cwd())
     folders = {"model": Path(model_folder)} if model_folder else {}
+    folders |= editable_folders(found["origins"])
+    if "tapeline" in folders:
+        folders["tapeline"] = Path(__file__).parent  # a path before the install's may hide it
     return {
         "code": code,
-        "other_code": code_elsewhere({**folders, **editable_folders(found["origins"])}, code),
+        "other_code": code_elsewhere(folders, code),
         "environment": found,
         "machine": Machine.here().as_dict(),
     }
