@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 from helpers_supervise import ended, plan, state_after
 
+from tapeline.clock import FakeClock
+from tapeline.ledger import Ledger
+from tapeline.reliability import efficiency
 from tapeline.supervise.chaos import KINDS, Chaos, schedule
 from tapeline.supervise.processes import marked
+from tapeline.supervise.trial import compare
 
 STEPS = 1500
+S = 1_000_000_000
 
 
 def test_a_schedule_is_its_seeds_and_has_every_kind():
@@ -54,3 +59,31 @@ def wait_until_trained(chaos, process):
     while not chaos.ready():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.005)
+
+
+def test_a_run_under_chaos_is_compared_with_itself_in_peace(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for step in (10, 20, 30):
+        folder = tmp_path / f"checkpoints/step-{step:08d}"
+        folder.mkdir()
+        (folder / "manifest.json").touch()
+    clock = FakeClock()
+    for begin, end in ((0, 20), (10, 30)):
+        ledger = Ledger(tmp_path, from_step=begin, clock=clock)
+        clock.advance(S)  # starting
+        for step in range(begin + 1, end + 1):
+            ledger.switch("compute")
+            clock.advance(S)
+            ledger.step_done(step)
+            if step % 10 == 0:
+                with ledger.span("checkpoint"):
+                    clock.advance(S)
+        ledger.close()
+    one, other = ({"part_sha256": {"model": m, "step": "s"}} for m in "ab")
+    trial = compare(tmp_path, one, other, 1)
+    assert (trial.strikes, trial.parted) == (1, ("model",))
+    assert trial.goodput == pytest.approx(30 / 46)
+    # Of 46 s, 11 are lost to steps done again with their save, one to the restart.
+    going_s = 46 - 12 - 3
+    carried = efficiency(going_s / 3, blocking_s=1.0, mtbf_s=45.0, restart_s=1.0)
+    assert trial.predicted == pytest.approx(carried * 30 / going_s)

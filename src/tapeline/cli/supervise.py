@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tapeline.cli.output import Json, Set, progress_bar, say
+from tapeline.cli.output import Json, Set, print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from tapeline.config import RunConfig
@@ -62,6 +63,52 @@ def supervise(
     end(
         run_supervised(settings, source, run, words, ranks=ranks, warm=warm, rules=rules, told=told)
     )
+
+
+def chaos(
+    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    out: Annotated[Path, typer.Option(help="A new folder for both runs.")],
+    mtbf: Annotated[float, typer.Option(help="Seconds between two faults, on average.")] = 60.0,
+    minutes: Annotated[float, typer.Option(help="No faults after that.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Decides when, what and where.")] = 0,
+    ranks: Ranks = "2",
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Kill, stop, slow and starve a run of yours, and see that nothing is lost.
+
+    Exit code 1: the run ended, but with other bits than the same run undisturbed.
+
+    Example: tapeline chaos examples/reference.toml --out chaos --mtbf 10 --minutes 2
+    """
+    from dataclasses import asdict
+
+    from tapeline.supervise.chaos import schedule
+    from tapeline.supervise.trial import compare, under_chaos, undisturbed
+
+    def command(name: str, *more: str) -> list[str]:
+        argv = ["-m", "tapeline", "supervise", str(config), "--out", str(out / name), "--json"]
+        sets = [word for override in overrides or [] for word in ("--set", override)]
+        return [sys.executable, *argv, "--ranks", ranks, "--warm", *more, *sets]
+
+    run = out.absolute() / "chaos"
+    strikes = schedule(max(1, round(minutes * 120 / mtbf)), mtbf, seed)
+    restarts = ("--max-restarts", str(2 * len(strikes)))
+    struck, number = under_chaos(run, command("chaos", *restarts), strikes, minutes * 60, say)
+    whole = undisturbed(out / "undisturbed", command("undisturbed"))
+    trial = compare(run, struck, whole, number)
+    if as_json:
+        print_json(asdict(trial))
+    else:
+        end = "the same bits" if not trial.parted else f"other bits in {', '.join(trial.parted)}"
+        say(f"{trial.strikes} faults; {end} as undisturbed; the account closes")
+        measured, predicted = (_share(x) for x in (trial.goodput, trial.predicted))
+        say(f"goodput {measured}; {predicted} predicted for these failures and costs")
+    raise typer.Exit(1 if trial.parted else 0)
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"
 
 
 def train_supervised(
