@@ -23,7 +23,7 @@ from tapeline.cli.prove import prove
 from tapeline.cli.repeat import audit, compare, replicate, rerun
 from tapeline.cli.runs import app as runs
 from tapeline.cli.store import app as store
-from tapeline.cli.supervise import supervise
+from tapeline.cli.supervise import chaos, supervise
 from tapeline.cli.tours import demo, tutorial
 from tapeline.cli.train import resume, train
 from tapeline.cli.trials import compare_precision, sweep_batch
@@ -44,6 +44,7 @@ app.command("bench")(bench)
 app.command("train")(train)
 app.command("resume")(resume)
 app.command("supervise")(supervise)
+app.command("chaos")(chaos)
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(plans, name="plan")
 app.add_typer(runs, name="runs")
