@@ -6,23 +6,37 @@
 three heartbeats; `beat` is one heartbeat. Both in processor time, which others on the machine
 don't lengthen much. `account` reads ten million steps (a million if quick) in a process of its
 own: written by the ledger at a hundred steps a second, and with a line for every
-step, the worst a user can do. Does not cover a whole training loop.
+step, the worst a user can do. `whole loop` is a real run of the reference model, with ledger,
+metrics, watchers, heartbeat and checkpoints at the automatic interval, beside the bare step on one
+batch that is fed again and again, and on a loader's batches, which come from another core's cache.
+They take turns of a hundred steps in one process, and the processor time of the thread that
+trains is compared.
 """
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from harness import Row, Samples, main
 
+from tapeline.attempt import Data, Parts
 from tapeline.clock import FakeClock
+from tapeline.config import RunConfig
 from tapeline.ledger import Heartbeat, Ledger, ledger_path
+from tapeline.run import start
+from tapeline.store import write_shards
+from tapeline.tape import synthetic_sessions
+from tapeline.world import World
 
+TURN = 100
 STEPS, STEP_NS, DATA_NS = 100_000, 10_000_000, 1_000_000
 READ = """
 import pathlib, resource, sys, time
@@ -88,6 +102,44 @@ def write_by_the_step(folder: Path, steps: int) -> None:
                 )
 
 
+def whole_loop(root: Path, samples: Samples, turns: int) -> None:
+    """Turns of a run, and of the bare step."""
+    write_shards(synthetic_sessions(3, rows=6000), root / "store", "mmap")
+    values = {
+        "data": {"store": str(root / "store")},
+        "training": {"steps": TURN * (turns + 2)},
+        "validation": {"fraction": 0.0},
+        "checkpoint": {"every": "auto"},
+    }
+    config = RunConfig.from_mapping(values, "benchmark")
+    parts = Parts.build(Data.open(config, None), World())
+    batches = iter(parts.loader)
+    fixed = [part.clone() for part in next(batches)]
+    began = time.thread_time()
+
+    def turn_of(subject: str, source: Iterable[Sequence[torch.Tensor]], keep: bool) -> None:
+        before = time.thread_time()
+        for number, (x, y) in zip(range(TURN), source, strict=False):
+            parts.step(number, x, y)
+        if keep:
+            spent = (time.thread_time() - before) / TURN
+            samples.add("whole loop", subject, "us_per_step", spent * 1e6, "us")
+
+    def take_turns(done: int, _: int) -> None:
+        nonlocal began
+        if done % TURN:
+            return
+        spent = (time.thread_time() - began) / TURN
+        keep = done > 2 * TURN  # the first are warm-up, the compilation of kernels among it
+        if keep:
+            samples.add("whole loop", "run", "us_per_step", spent * 1e6, "us")
+        turn_of("bare step", itertools.repeat(fixed), keep)
+        turn_of("bare step on loaded batches", batches, keep)
+        began = time.thread_time()
+
+    start(config, root / "run", progress=take_turns)
+
+
 def measure(quick: bool) -> list[Row]:
     """All rows."""
     samples = Samples()
@@ -99,6 +151,7 @@ def measure(quick: bool) -> list[Row]:
             folder = root / str(number)
             samples.add("step", "tapeline", "us_per_step", cost_of_a_step(folder), "us")
             samples.add("beat", "tapeline", "us_per_beat", cost_of_a_beat(folder), "us")
+        whole_loop(root, samples, 8 if quick else 40)
         write_by_the_second(root / "by second", steps)
         write_by_the_step(root / "by step", steps)
         write_by_the_step(root / "warm", 300_000)
@@ -115,7 +168,7 @@ def measure(quick: bool) -> list[Row]:
                 samples.add(case, "tapeline", "seconds", seconds, "s")
                 samples.add(case, "tapeline", "cpu_seconds", cpu_seconds, "s")
                 samples.add(case, "tapeline", "peak_mb", peak_mb, "MB")
-    return samples.rows("us_per_step", ())
+    return samples.rows("us_per_step", ("bare step", "bare step on loaded batches"))
 
 
 if __name__ == "__main__":

@@ -105,14 +105,28 @@ def test_a_run_writes_down_its_time_its_machine_and_what_it_learnt(workplace):
     assert beat is not None
     assert (beat.attempt, beat.step) == (1, STEPS)
     metrics = read_metrics(result.folder / "metrics" / "rank-0.jsonl")
-    for name in ("loss", "grad_norm", "step_s"):
+    for name in ("loss", "grad_norm", "step_s"):  # clipping finds each step's norm
         assert metrics.snapshot[name].steps.tolist() == list(range(1, STEPS + 1)), name
-    for name in ("learning_rate", "samples_per_s", "rss_bytes", "utilisation"):
-        assert metrics.snapshot[name].steps.tolist() == list(range(5, STEPS + 1, 5)), name
+    assert metrics.snapshot["learning_rate"].steps.tolist() == list(range(5, STEPS + 1, 5))
+    for name in ("samples_per_s", "rss_bytes", "utilisation"):
+        assert metrics.snapshot[name].steps[-1] == STEPS, name
     assert "collective_wait_s" not in metrics.snapshot.series
     assert metrics.profile
     assert 0 < metrics.profile["busy"] <= 1
     assert not (result.folder / "errors").exists()
+
+
+def test_without_clipping_the_norm_is_that_of_each_readings_last_step(workplace):
+    config = config_of(workplace, "training.lanes=2", "training.clip_norm=1e9")
+    clipped = read_metrics(start(config, workplace / "wide").folder / "metrics" / "rank-0.jsonl")
+    free = config_of(workplace, "training.lanes=2").model_copy(deep=True)
+    free = free.model_copy(
+        update={"training": free.training.model_copy(update={"clip_norm": None})}
+    )
+    plain = read_metrics(start(free, workplace / "free").folder / "metrics" / "rank-0.jsonl")
+    norms, all_norms = plain.snapshot["grad_norm"], clipped.snapshot["grad_norm"]
+    assert norms.steps.tolist() == list(range(5, STEPS + 1, 5))
+    assert norms.values == pytest.approx(all_norms.values[4::5], rel=1e-5)
 
 
 def test_the_learning_rate_and_the_norm_are_those_of_the_step(workplace):

@@ -234,6 +234,7 @@ class _Life:
             guard = self._guard(parts.config.checkpoint)
             open_parts.enter_context(_entered_in_main_thread(guard))
             meter = self._meter()
+            open_parts.callback(lambda: meter.write(self._ledger.step))  # however it ends
             watching = Watching(self._run, parts, self._observer, self._course)
             losses = LossHook(self._observer, parts, meter, watching)
             kernels = KernelHooks(self._observer, parts.step.device)

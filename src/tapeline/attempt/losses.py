@@ -12,7 +12,6 @@ from tapeline.attempt.observer import Observer
 from tapeline.attempt.parts import Parts
 from tapeline.attempt.watching import Watching
 from tapeline.errors import TrainingError
-from tapeline.runs import MachineFigures
 
 
 class LossHook:
@@ -38,8 +37,7 @@ class LossHook:
         self._meter = meter
         self._watching = watching
         self._losses: list[Tensor] = []
-        self._norms: list[Tensor] = []
-        self._machine: MachineFigures | None = None
+        self._norms: list[list[Tensor]] = []
         self._unseen_losses: list[float] = []
         self._unseen_norms: list[float] = []
         self._bad: tuple[int, float] | None = None  # the first that isn't finite
@@ -52,9 +50,11 @@ class LossHook:
             RolledBack: a watcher wants it to go back.
         """
         self._losses.append(loss)
-        if self._observer.writes and (norm := self._step.grad_norm()) is not None:
-            self._norms.append(norm)
-        if number % self._every == 0 or number == self._last:
+        due = number % self._every == 0 or number == self._last
+        # Clipping has found the norm; else one a reading, since each costs a percent of a step.
+        if self._observer.writes and (due or self._step.clip_norm is not None):
+            self._norms.append(self._step.grad_norms())
+        if due:
             self._write(number)
             self._look(number)
             self._watching.act()
@@ -92,7 +92,6 @@ class LossHook:
         """Journal what was collected up to step `number`."""
         if not self._losses:
             return
-        self._machine = self._meter.write(number)
         losses, norms = self._read()
         for step, loss in enumerate(losses, number - len(losses) + 1):
             if self._bad is None and not math.isfinite(loss):
@@ -106,16 +105,16 @@ class LossHook:
     def _look(self, number: int) -> None:
         """Let the watchers look at what was journalled up to step `number`.
 
-        Not at every save: what they ask for must not depend on when saves are due.
+        Not at every save, nor by time where they are acted on: what they ask for must not depend
+        on when saves are due or on how fast the machine is.
         """
-        if self._observer.writes and self._unseen_losses:
-            self._watching.learnt(
-                number,
-                self._unseen_losses,
-                self._unseen_norms,
-                self._step.learning_rate(number - 1),
-                self._machine,
-            )
+        done = number == self._last or self._bad is not None
+        machine = (self._meter.write if done else self._meter.write_if_due)(number)
+        if not self._observer.writes or not (machine or done or self._watching.acts):
+            return
+        if self._unseen_losses:
+            rate = self._step.learning_rate(number - 1)
+            self._watching.learnt(number, self._unseen_losses, self._unseen_norms, rate, machine)
         self._unseen_losses, self._unseen_norms = [], []
 
     def _read(self) -> tuple[list[float], list[float] | None]:
@@ -123,10 +122,12 @@ class LossHook:
         with self._observer.ledger.span("compute"):
             losses: list[float] = torch.stack(self._losses).tolist()
             norms: list[float] | None = None
-            if len(self._norms) == len(self._losses):
-                norms = torch.stack(self._norms).tolist()
+            if self._norms and self._norms[0]:
+                parts = torch.stack([part for step in self._norms for part in step])
+                parts = parts.view(len(self._norms), -1)
+                norms = torch.linalg.vector_norm(parts, dim=1).tolist()
         self._losses, self._norms = [], []
         # A step in float16 whose gradient overflowed was left out, and is no news.
         if norms and self._step.scaler and not all(map(math.isfinite, norms)):
-            norms = None
+            norms, self._unseen_norms = None, []
         return losses, norms

@@ -11,11 +11,14 @@ from tapeline.runs import MachineFigures, Probe
 from tapeline.training import TrainStep
 from tapeline.training.kernels import KernelProfile
 
+JOURNAL_NS = 250_000_000  # records of fast steps, oftener, would cost more than they tell
 _WARM_UP_STEPS, _COMPARED_STEPS = 5, 10
 
 
 class StepMeter:
     """The hook that takes how long steps took; journals it, with the machine's figures.
+
+    Journalling is left to whoever journals what was learnt, so that both are of the same steps.
 
     Args:
         observer: whose journal and ledger.
@@ -29,6 +32,8 @@ class StepMeter:
 
     def __init__(self, observer: Observer, step: TrainStep, *, num_samples: int) -> None:
         self._journal, self._ledger = observer.journal, observer.ledger
+        self._clock = observer.clock
+        self._written_ns = self._clock.monotonic_ns()
         self._num_samples = num_samples
         self.sees_waits = step.lanes is not None and step.device.type == "cpu"
         self._step_ns: list[int] = []
@@ -45,8 +50,15 @@ class StepMeter:
         self._wait_ns.append(now_ns[2] - self._until_ns[2])
         self._until_ns = now_ns
 
+    def write_if_due(self, number: int) -> MachineFigures | None:
+        """Journal what was collected up to step `number`, at most a few times a second."""
+        if self._clock.monotonic_ns() - self._written_ns < JOURNAL_NS:
+            return None
+        return self.write(number)
+
     def write(self, number: int) -> MachineFigures | None:
-        """Journal what was collected up to step `number`."""
+        """Journal what was collected up to step `number`; None if that is nothing."""
+        self._written_ns = self._clock.monotonic_ns()
         if not self._step_ns:
             return None
         figures = self._probe.read(

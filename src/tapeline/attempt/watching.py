@@ -79,7 +79,7 @@ class Watching:
         """Look at what the steps up to `number` learnt; findings are journalled."""
         assert self._watch, "only the rank that writes looks"
         metrics: dict[str, float | Sequence[float]] = {"loss": losses, "learning_rate": rate}
-        if len(norms) == len(losses):  # else some weren't measured, and which isn't told
+        if norms:
             metrics["grad_norm"] = norms
         for name in ("samples_per_s", "rss_bytes", "device_bytes", "utilisation"):
             if machine and (value := getattr(machine, name)) is not None:

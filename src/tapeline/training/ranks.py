@@ -153,15 +153,15 @@ def set_sync(model: nn.Module, sync: bool) -> None:
         set_fsdp2(sync)
 
 
-def grad_norms(model: nn.Module) -> Tensor | None:
-    """The norm of each parameter's gradient, `[parameters]`, on the device.
+def grad_norms(model: nn.Module) -> list[Tensor]:
+    """The norm of each parameter's gradient, on the device.
 
-    None where each rank holds a share, since all of them would have to exchange theirs.
+    None at all where each rank holds a share, since all of them would have to exchange theirs.
     """
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     if not grads or any(map(_is_cut, grads)):
-        return None
-    return torch.stack(torch._foreach_norm(grads))
+        return []
+    return list(torch._foreach_norm(grads))
 
 
 def clip_grad_norm(model: nn.Module, largest: float) -> Tensor:

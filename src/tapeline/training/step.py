@@ -118,15 +118,14 @@ class TrainStep:
         self._update(number)
         return total
 
-    def grad_norm(self) -> Tensor | None:
-        """The norm of the last step's gradient before it was clipped, on the device, `[]`.
+    def grad_norms(self) -> list[Tensor]:
+        """Norms of parts of the last step's gradient before it was clipped, on the device.
 
-        None where it would take a message to other ranks, which hold shares of the gradient.
+        Their norm is that of the whole, which is left to whoever reads them: many steps at once.
+        None at all where it would take a message to other ranks, which hold shares.
         """
-        if self._clipped_from is not None:
-            return self._clipped_from
-        norms = grad_norms(self.model)
-        return None if norms is None else torch.linalg.vector_norm(norms)
+        clipped_from = self._clipped_from
+        return grad_norms(self.model) if clipped_from is None else [clipped_from]
 
     def learning_rate(self, number: int) -> float:
         """The rate that step `number` is done with; of the first group, where there are several."""
