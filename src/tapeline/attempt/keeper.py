@@ -166,14 +166,17 @@ class Keeper:
         Raises:
             Preempted: it was saved; the exit code tells a supervisor to start it again.
         """
-        if not self._guard.agreed():
-            return
+        if self._guard.agreed():
+            self.leave(number)
+            raise Preempted(number, str(self._guard.reason))
+
+    def leave(self, number: int) -> None:
+        """Save after step `number`, since the run ends there; all is written on return."""
         self.save(number)
         with self._ledger.span("checkpoint"):
             self._checkpointer.wait()
         if self._copies:
             self._copies.leave(number, self._checkpointer.path(number))
-        raise Preempted(number, str(self._guard.reason))
 
     def save(self, number: int) -> None:
         """Save after step `number`, unless that was done."""
@@ -203,17 +206,12 @@ class Follower:
         guard: says whether to stop.
         ledger: of this rank.
         last: the last step of the run.
-        every: steps between rank 0's saves; None where it decides as it goes, which it tells
-            nobody: after a rollback, a line of this rank's ledger is then parted in proportion.
     """
 
-    def __init__(
-        self, guard: PreemptionGuard, ledger: Ledger, last: int, every: int | None
-    ) -> None:
+    def __init__(self, guard: PreemptionGuard, ledger: Ledger, last: int) -> None:
         self._guard = guard
         self._ledger = ledger
         self._last = last
-        self._every = every
 
     def step_done(self, number: int, _: Tensor) -> None:
         """As the keeper's; nothing to look after here."""
@@ -223,8 +221,6 @@ class Follower:
 
     def __call__(self, number: int, _: Tensor) -> None:
         """The hook that ends the run where that is due."""
-        if self._every and number % self._every == 0:
-            self._ledger.flush()
         if number < self._last:
             self.stop_if_told(number)
 
@@ -239,6 +235,10 @@ class Follower:
         """
         if self._guard.agreed():
             raise Preempted(number, str(self._guard.reason))
+
+    def leave(self, number: int) -> None:
+        """As the keeper's; rank 0 does it."""
+        self.save(number)
 
     def save(self, _: int) -> None:
         """As the keeper's; rank 0 does it."""

@@ -259,6 +259,7 @@ class _Life:
                 validate,
                 self._survived,
                 keeper,
+                self._wait_for_save,
                 self._tell,
                 keeper.go_on,
                 kernels.begin,
@@ -289,8 +290,7 @@ class _Life:
         open_parts: contextlib.ExitStack,
     ) -> Keeper | Follower:
         if not (self._writes or ranks):
-            every = self._parts.config.checkpoint.every
-            return Follower(guard, self._ledger, self._steps, None if every == "auto" else every)
+            return Follower(guard, self._ledger, self._steps)
         checkpointer = open_parts.enter_context(self._checkpointer(copies, ranks))
         if copies:
             copies.resume(self._first, checkpointer.path(self._first))
@@ -339,6 +339,17 @@ class _Life:
 
     def _count(self, number: int, _: Tensor) -> None:
         self._ledger.step_done(number)
+
+    def _wait_for_save(self, number: int, _: Tensor) -> None:
+        """Wait for rank 0, where it alone saves, so that every rank books what a save costs.
+
+        Where rank 0 decides as it goes, which it tells nobody, the others book that as waiting in
+        the next collective; and after a rollback, lines of their ledgers are parted in proportion.
+        """
+        parts, every = self._parts, self._parts.config.checkpoint.every
+        if parts.world.size > 1 and not parts.is_cut and every != "auto" and number % every == 0:
+            with self._ledger.span("checkpoint"):
+                wait_for_all(parts.world)
 
     def _survived(self, number: int, _: Tensor) -> None:
         if self._writes:
