@@ -202,6 +202,28 @@ class WatchConfig(Section):
         return self.model_dump(exclude={"rollbacks"})
 
 
+FiniteLook = tuple[Positive, Annotated[float, Field(allow_inf_nan=False)]]
+
+
+class StopConfig(Section):
+    """What ends a run early, as `tapeline plan stop` prints it; pairs are a step and a loss."""
+
+    window: Positive = Field(50, description="steps whose losses are averaged for a look")
+    patience: Positive = Field(2, description="looks in a row above the band that stop the run")
+    looks: list[FiniteLook] = Field(default_factory=list, description="the band, by step")
+    target: FiniteLook | None = Field(None, description="a loss to reach by a step, or stop")
+
+    @field_validator("looks", "target", mode="before")
+    @classmethod
+    def _pairs(cls, value: Any) -> Any:
+        # Files hold lists, which a strict schema doesn't take for tuples.
+        if not isinstance(value, list):
+            return value
+        if value and not isinstance(value[0], list):
+            return tuple(value)
+        return [tuple(pair) if isinstance(pair, list) else pair for pair in value]
+
+
 class RunConfig(Config):
     """Everything a run is made from."""
 
@@ -215,6 +237,7 @@ class RunConfig(Config):
     validation: ValidationConfig = ValidationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     watch: WatchConfig = WatchConfig()
+    stop: StopConfig = StopConfig()
 
     @field_validator("name")
     @classmethod
@@ -231,8 +254,9 @@ class RunConfig(Config):
         """Sha256 over what determines the run's bits.
 
         Left out: the name, where the data lies (its content has a fingerprint of its own), how
-        often the run is logged, validated and saved, and what watchers do: which batches were
-        passed over is a journal of its own, and the position is in every checkpoint.
+        often the run is logged, validated and saved, when it is stopped early, and what watchers
+        do: which batches were passed over is a journal of its own, and the position is in every
+        checkpoint.
         """
         decides = self.model_dump(
             mode="json",
@@ -241,6 +265,7 @@ class RunConfig(Config):
                 "log_every": True,
                 "checkpoint": True,
                 "watch": True,
+                "stop": True,
                 "data": {"store", "cache", "cache_bytes", "verify"},
                 "model": {"folder"},
                 "validation": {"every"},

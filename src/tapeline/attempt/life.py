@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tapeline.attempt.cadence import Cadence, interval_controller
 from tapeline.attempt.course import Course, RolledBack, begins_before, read_passed_over
+from tapeline.attempt.ending import ORDERLY, evidence_of, how_of
 from tapeline.attempt.keeper import Copies, Follower, Keeper, copying
 from tapeline.attempt.losses import LossHook
 from tapeline.attempt.meter import KernelHooks, StepMeter
@@ -20,17 +21,12 @@ from tapeline.attempt.origin import Origin, restore, run_identity
 from tapeline.attempt.parts import Parts
 from tapeline.attempt.promise import Promise
 from tapeline.attempt.result import RunResult
+from tapeline.attempt.stopping import Stopping
 from tapeline.attempt.watching import Watching
-from tapeline.checkpoint import (
-    Checkpointer,
-    Ranks,
-    Shelf,
-    State,
-    part_sha256,
-)
+from tapeline.checkpoint import Checkpointer, Ranks, Shelf, State, part_sha256
 from tapeline.checkpoint.durable import DurableTier
 from tapeline.checkpoint.interval import IntervalController
-from tapeline.checkpoint.preempt import Preempted, PreemptionGuard
+from tapeline.checkpoint.preempt import PreemptionGuard
 from tapeline.checkpoint.resume import TaintJournal
 from tapeline.checkpoint.retain import Retention
 from tapeline.clock import Clock
@@ -68,6 +64,7 @@ def live(
 
     Raises:
         Preempted: it was told to stop, and saved.
+        Stopped: it met its criteria to stop, and was saved.
         CheckpointError: there are checkpoints, and none can be used; or a save failed.
     """
     while True:
@@ -163,14 +160,6 @@ def retention_of(settings: CheckpointConfig) -> Retention:
     return Retention(last=settings.keep, every=settings.keep_every, best=settings.keep_best)
 
 
-def _how(error: BaseException) -> str:
-    if isinstance(error, Preempted):
-        return "preempted"
-    if isinstance(error, RolledBack):
-        return "rolled back"
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-
-
 class _Life:
     """The hooks of one life, and what they share."""
 
@@ -210,8 +199,8 @@ class _Life:
                 self._train(copies, ranks)
             self._parts.check_equal(state := self._parts.state(self._steps))
         except BaseException as error:
-            self._end(_how(error), f"{type(error).__name__}: {error}")
-            if isinstance(error, Preempted):
+            self._end(how_of(error), evidence_of(error))
+            if isinstance(error, ORDERLY):
                 wait_for_all(self._parts.world)  # a launcher kills the others once one has gone
             raise
         self._end("finished", "its last step was saved")
@@ -239,6 +228,8 @@ class _Life:
             losses = LossHook(self._observer, parts, meter, watching)
             kernels = KernelHooks(self._observer, parts.step.device)
             keeper = self._keeper(guard, copies, ranks, losses, open_parts)
+            stopping = Stopping(self._run, parts, losses, keeper)
+            stopping.check(self._first)  # a life that begins where one was stopped ends there too
 
             def validate(number: int, _: Tensor | None = None) -> None:
                 if self._validation_is_due(number):
@@ -260,6 +251,7 @@ class _Life:
                 self._survived,
                 keeper,
                 self._wait_for_save,
+                stopping,
                 self._tell,
                 keeper.go_on,
                 kernels.begin,

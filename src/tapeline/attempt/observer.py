@@ -17,7 +17,7 @@ import traceback
 from types import TracebackType
 
 from tapeline.attempt.course import RolledBack
-from tapeline.checkpoint.preempt import Preempted
+from tapeline.attempt.ending import ORDERLY
 from tapeline.clock import Clock, utc
 from tapeline.files import atomic_write
 from tapeline.ledger import Ledger
@@ -75,7 +75,7 @@ class Observer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if error is not None and not isinstance(error, Preempted | RolledBack):
+        if error is not None and not isinstance(error, (*ORDERLY, RolledBack)):
             self._write_down(error)
         self.ledger.close("ended" if kind is None else kind.__name__)
         self.journal.close()

@@ -75,12 +75,16 @@ def resume(
 @contextlib.contextmanager
 def _stop_told() -> Iterator[None]:
     """Say why a run ended before its last step; the exit code stays."""
+    from tapeline.attempt.ending import Stopped
     from tapeline.checkpoint.preempt import Preempted
 
     try:
         yield
     except Preempted as stop:
         say(f"tapeline: {stop}. Go on with `tapeline resume`.")
+        raise
+    except Stopped as stop:
+        say(f"tapeline: stopped and saved: {stop}.")
         raise
 
 
