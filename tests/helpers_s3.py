@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,15 +15,17 @@ class Server:
     """A server in a process of its own, with fake credentials in this process's environment."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+        # The server itself takes a free port: one that was free a moment ago may be another's.
+        program = (
+            "from moto.server import ThreadedMotoServer as Server; import time; "
+            "server = Server('127.0.0.1', 0, verbose=False); server.start(); "
+            "print(server.get_host_and_port()[1], flush=True); time.sleep(3600)"
         )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert self._process.stdout is not None
+        self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
         self.environment = {
             "AWS_ACCESS_KEY_ID": "fake",
             "AWS_SECRET_ACCESS_KEY": "fake",
@@ -51,6 +52,8 @@ class Server:
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from tapeline.cli.new import new
 from tapeline.cli.plans import app as plans
 from tapeline.cli.prove import prove
 from tapeline.cli.repeat import audit, compare, replicate, rerun
+from tapeline.cli.report import report
 from tapeline.cli.runs import app as runs
 from tapeline.cli.store import app as store
 from tapeline.cli.supervise import chaos, supervise
@@ -58,6 +59,7 @@ app.command("sweep-batch")(sweep_batch)
 app.command("tutorial")(tutorial)
 app.command("demo")(demo)
 app.command("diagnose")(diagnose)
+app.command("report")(report)
 app.command("doctor")(doctor)
 
 

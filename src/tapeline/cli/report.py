@@ -1,0 +1,42 @@
+"""`tapeline report`: a run as one page."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tapeline.cli.output import Json, print_json, say
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, live or dead.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The page; default: report.html in the run's folder.")
+    ] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(help="Of one rank's accelerator.", min=0)
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a run's page: time and money, attempts, loss, steps, what was noticed, the record.
+
+    Example: tapeline report runs/reference --price-per-hour 2.5
+    """
+    from tapeline.ledger import account_of
+    from tapeline.report import print_table, write_page
+    from tapeline.report.run_page import account_table, run_figures, run_page
+
+    page = run_page(run, price_per_hour)
+    path = out or run / "report.html"
+    write_page(path, page)
+    if as_json:
+        print_json(run_figures(run, price_per_hour))
+    else:
+        print_table(account_table(account_of(run, price_per_hour=price_per_hour)))
+    say(str(path))
+    if open_:
+        webbrowser.open(path.resolve().as_uri())
