@@ -37,7 +37,7 @@ def _starvation(evidence: Evidence, limits: Limits) -> list[Verdict]:
                 *_listed(evidence, "starved"),
             ),
             "the same wait on one batch that is fed again and again: then it isn't the loader",
-            "Feed faster: `tapeline budget` says whether reading, gathering or prefetching is slow",
+            "Feed faster: `tapeline bench` says whether reading, gathering or prefetching is slow",
             share,
         )
     ]
