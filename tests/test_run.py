@@ -19,7 +19,7 @@ from tapeline.config import RunConfig
 from tapeline.errors import CheckpointError, ConfigError, RunError, StoreError, TrainingError
 from tapeline.run import resume, start
 from tapeline.runs import RunFolder
-from tapeline.store import write_shards
+from tapeline.store import Shards, append_shards, write_shards
 from tapeline.tape import synthetic_sessions
 from tapeline.training.determinism import determinism_record
 
@@ -345,6 +345,21 @@ def test_other_data_is_refused(workplace, tmp_path):
     with pytest.raises(RunError, match="expected the data of the run, fingerprint") as caught:
         resume(run, [f"data.store={tmp_path / 'other'}"])
     assert caught.value.fix == "Resume with the data it was started on, or start another run"
+
+
+def test_sessions_that_are_appended_later_change_nothing(workplace, whole, tmp_path):
+    store = tmp_path / "store"
+    write_shards(synthetic_sessions(3, rows=300), store, "mmap")
+    run = killed_at(workplace, "appended", 20, f"data.store={store}")
+    assert append_shards(synthetic_sessions(5, rows=300), store, "mmap") == 2
+    assert len(Shards(store)) == 5
+    result = resume(run)
+    assert result.part_sha256 == whole.part_sha256
+    assert result.validation == whole.validation
+    write_shards(synthetic_sessions(2, rows=300), tmp_path / "fewer", "mmap")
+    said = "expected the 3 sessions that the run was started on, found none of "
+    with pytest.raises(RunError, match=said):
+        resume(run, [f"data.store={tmp_path / 'fewer'}"])
 
 
 def test_a_change_of_platform_between_two_lives_is_told_and_stays_recorded(

@@ -10,11 +10,13 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from unittest import mock
 
 import fsspec
 import pytest
 from helpers_s3 import s3_server
 
+from tapeline.attempt.cadence import interval_controller
 from tapeline.checkpoint import Shelf
 from tapeline.checkpoint.durable import DurableTier
 from tapeline.checkpoint.preempt import EXIT_PREEMPTED, Preempted
@@ -22,6 +24,7 @@ from tapeline.clock import FakeClock, SystemClock
 from tapeline.config import RunConfig
 from tapeline.errors import CheckpointError
 from tapeline.files import read_journal
+from tapeline.ledger import account_of
 from tapeline.run import RunResult, resume, start
 from tapeline.runs import RunFolder
 from tapeline.store import write_shards
@@ -333,6 +336,21 @@ def test_auto_saves_by_measured_costs_and_journals_why(workplace, whole, tmp_pat
     assert decisions[0]["next_step"] in saved
     assert 3 <= len(saved) < 100
     assert saved[-1] == 300
+
+
+def test_a_life_that_was_killed_counts_until_its_last_sign(workplace, tmp_path):
+    run = crashed(workplace, tmp_path / "run", 20)
+    lived_s = account_of(run).ranks[0].lives[0].lived_ns / 1e9
+    for name, end in (("attempts.jsonl", '"ended"'), ("ledger/rank-0.jsonl", '"close"')):
+        lines = (run / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join(line for line in lines if end not in line))
+    folder = RunFolder(run, SystemClock())
+    assert folder.begin_attempt(from_step=0, world_size=1) == 2
+    settings = config_of(workplace, "checkpoint.every=auto").checkpoint
+    with mock.patch("tapeline.attempt.cadence.IntervalController") as made:
+        interval_controller(folder, settings, attempt=2, first=0, last=60)
+    assert made.call_args.kwargs["num_failures"] == 1
+    assert made.call_args.kwargs["exposure_s"] == pytest.approx(lived_s, rel=0.01)
 
 
 def test_a_run_shorter_than_its_first_interval_is_saved_once(workplace, whole, tmp_path):

@@ -71,15 +71,16 @@ def start(
 
 
 def _on_every_rank(world: World, config: RunConfig, opened: Callable[[], Data]) -> Data:
-    """What rank 0 opens; the others open it after rank 0, with its normaliser."""
+    """What rank 0 opens; the others open it after rank 0, with its normaliser and sessions."""
     mine: list[Data] = []
 
-    def first() -> dict[str, Any] | None:
+    def first() -> tuple[dict[str, Any] | None, list[str]]:
         mine.append(opened())
-        return mine[0].normaliser.as_dict() if mine[0].normaliser else None
+        return mine[0].normaliser.as_dict() if mine[0].normaliser else None, mine[0].sessions
 
-    fitted = from_first(world, first)
-    return mine[0] if mine else Data.open(config, Normaliser.from_dict(fitted) if fitted else None)
+    fitted, sessions = from_first(world, first)
+    normaliser = Normaliser.from_dict(fitted) if fitted else None
+    return mine[0] if mine else Data.open(config, normaliser, sessions)
 
 
 def resume(
@@ -119,7 +120,8 @@ def resume(
     fitted = saved["data"]["normaliser"]
 
     def opened() -> Data:
-        data = Data.open(config, Normaliser.from_dict(fitted) if fitted else None)
+        normaliser = Normaliser.from_dict(fitted) if fitted else None
+        data = Data.open(config, normaliser, saved["data"]["session_names"])
         _check_data(folder, data, saved["data"])
         return data
 
@@ -133,11 +135,11 @@ def resume(
 def _check_data(folder: Path, data: Data, saved: dict[str, Any]) -> None:
     """Compare the data with what the record says of it, and its bytes with its hashes."""
     shards, config = data.shards, data.config.data
-    if shards.fingerprint != saved["fingerprint"]:
+    if data.fingerprint != saved["read_fingerprint"]:
         raise RunError(
             f"{folder}, data {config.store}",
-            expected=f"the data of the run, fingerprint {saved['fingerprint']}",
-            found=shards.fingerprint,
+            expected=f"the data of the run, fingerprint {saved['read_fingerprint']}",
+            found=data.fingerprint,
             fix="Resume with the data it was started on, or start another run",
         )
     if config.verify and (changed := shards.verify()):

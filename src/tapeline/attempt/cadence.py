@@ -7,7 +7,6 @@ of what it decides. Does not cover how the interval is chosen (`checkpoint.inter
 from __future__ import annotations
 
 import socket
-from datetime import datetime
 from pathlib import Path
 
 from tapeline.checkpoint import Checkpointer, SaveStats
@@ -15,6 +14,7 @@ from tapeline.checkpoint.interval import Decision, IntervalController
 from tapeline.clock import Clock
 from tapeline.config import CheckpointConfig
 from tapeline.files import Journal
+from tapeline.ledger import account, ledger_path, read_ledger
 from tapeline.runs import RunFolder
 from tapeline.training.ranks import from_first
 from tapeline.world import World
@@ -95,8 +95,8 @@ def interval_controller(
 ) -> IntervalController:
     """The controller of `checkpoint.every = "auto"` for one life; its decisions are journalled.
 
-    A life that was killed counts as a failure, and for no time, since nobody recorded its end:
-    the failure rate is rather too high then, and saves too frequent.
+    Lives before are counted as long as rank 0's ledger knows of them: one that was killed, until
+    its last sign of life.
     """
     path = run.path / INTERVALS
 
@@ -111,14 +111,12 @@ def interval_controller(
         job=f"{socket.gethostname()}:{Path(run.path).absolute()}",
         mtbf_s=settings.mtbf_hours * _S_PER_HOUR if settings.mtbf_hours else None,
         num_failures=sum(life.get("how") in ("killed", "failed") for life in earlier),
-        exposure_s=sum(
-            _lived_s(life["started"], life["ended"]) for life in earlier if "ended" in life
-        ),
+        exposure_s=_exposure_s(run, attempt) if earlier else 0.0,
         log=log,
     )
 
 
-def _lived_s(started: str, ended: str) -> float:
-    """Seconds between two times of the record; a clock that was set back gives none."""
-    between = datetime.fromisoformat(ended) - datetime.fromisoformat(started)
-    return max(0.0, between.total_seconds())
+def _exposure_s(run: RunFolder, attempt: int) -> float:
+    """How long the lives before this one lived, as rank 0's ledger knows."""
+    (rank,) = account([read_ledger(ledger_path(run.path, 0))]).ranks
+    return sum(life.lived_ns for life in rank.lives if life.attempt < attempt) / _NS

@@ -5,6 +5,7 @@ Does not cover what is done with them (`life`), nor what is written about them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from tapeline.checkpoint import State, capture_state, part_sha256, restore_state
 from tapeline.config import RunConfig, TrainingConfig
-from tapeline.errors import ConfigError, TrainingError
+from tapeline.errors import ConfigError, RunError, TrainingError
 from tapeline.store import Shards
 from tapeline.training import Contract, Lanes, TrainStep, contract_of
 from tapeline.training.build import build_model, build_optimizer, check_output
@@ -28,6 +29,7 @@ from tapeline.windows import (
     Normaliser,
     Shuffled,
     WindowIndex,
+    data_fingerprint,
     named,
 )
 from tapeline.world import World
@@ -39,18 +41,35 @@ class Data:
 
     config: RunConfig
     shards: Shards
+    sessions: list[str]
     training: WindowIndex
     validation: WindowIndex | None
     normaliser: Normaliser | None
     source: BatchSource
 
     @classmethod
-    def open(cls, config: RunConfig, normaliser: Normaliser | None) -> Data:
-        """Open the store and cut it; the normaliser is fitted here unless it is known."""
+    def open(
+        cls,
+        config: RunConfig,
+        normaliser: Normaliser | None,
+        sessions: Sequence[str] | None = None,
+    ) -> Data:
+        """Open the store and cut it.
+
+        Args:
+            config: says which store, and how it is cut.
+            normaliser: fitted here unless it is known.
+            sessions: the run's, by key; what else the store holds came later. None for all.
+
+        Raises:
+            RunError: the store lacks some of the sessions.
+            TapelineError: the store can't be opened or cut like that.
+        """
         data, windows = config.data, config.windows
         shards = Shards(data.store, cache=data.cache, cache_bytes=data.cache_bytes)
         target = shards.column(data.target)
-        everything = WindowIndex(shards, windows.length, windows.horizon)
+        chosen = None if sessions is None else _numbers_of(shards, sessions)
+        everything = WindowIndex(shards, windows.length, windows.horizon, sessions=chosen)
         fraction = config.validation.fraction
         train, held_out = everything, None
         if fraction:
@@ -58,7 +77,14 @@ class Data:
         if data.normalise and normaliser is None:
             normaliser = Normaliser.fit(shards, train)
         source = BatchSource(shards, windows.length, windows.horizon, target, normaliser)
-        return cls(config, shards, train, held_out, normaliser, source)
+        keys = [str(key) for key in shards.keys] if sessions is None else list(sessions)
+        return cls(config, shards, keys, train, held_out, normaliser, source)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the rows are that the run reads, whatever else the store holds."""
+        indexes = [index for index in (self.training, self.validation) if index]
+        return data_fingerprint(self.shards, *indexes)
 
     def record(self) -> dict[str, Any]:
         """What is read, for the record of the run."""
@@ -69,7 +95,9 @@ class Data:
             "columns": list(self.shards.columns),
             "derived": self.shards.index.derived,
             "made": self.shards.index.made,
-            "sessions": len(self.shards),
+            "read_fingerprint": self.fingerprint,
+            "sessions": len(self.sessions),
+            "session_names": self.sessions,
             "rows": int(self.shards.offsets[-1]),
             "training_windows": self.training.num_windows,
             "validation_windows": self.validation.num_windows if self.validation else 0,
@@ -171,7 +199,7 @@ class Parts:
         """What a checkpoint must belong to, to be of this run."""
         return {
             "config_hash": self.config.hash(),
-            "data_fingerprint": self.data.shards.fingerprint,
+            "data_fingerprint": self.data.fingerprint,
         }
 
     def state(self, number: int) -> State:
@@ -221,6 +249,18 @@ class Parts:
 
     def _extra(self) -> dict[str, Any]:
         return {"loss_scaler": self.step.scaler} if self.step.scaler else {}
+
+
+def _numbers_of(shards: Shards, sessions: Sequence[str]) -> list[int]:
+    numbers = {str(key): number for number, key in enumerate(shards.keys)}
+    if missing := [key for key in sessions if key not in numbers]:
+        raise RunError(
+            f"{shards.folder}",
+            expected=f"the {len(sessions)} sessions that the run was started on",
+            found=f"none of {missing[0]}" + (f" and {len(missing) - 1} more" * (len(missing) > 1)),
+            fix="Resume with the data it was started on, or start another run",
+        )
+    return [numbers[key] for key in sessions]
 
 
 def check_ranks(training: TrainingConfig, world: World) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tapeline.checkpoint import Skipped
+from tapeline.errors import LedgerError
 from tapeline.files import canonical_json
+from tapeline.ledger import Account, account_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,19 @@ class RunResult:
         """Over all state after the last step, as `checkpoint.state_sha256` has it."""
         return hashlib.sha256(canonical_json(self.part_sha256).encode()).hexdigest()
 
+    def account(self) -> Account | None:
+        """Where the time of all lives went; None where the ledgers don't tell.
+
+        A run that came to its end is a success, whatever became of its ledgers.
+        """
+        try:
+            return account_of(self.folder)
+        except (LedgerError, OSError):
+            return None
+
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON can hold them; the losses as the mean of the last 50."""
-        last = self.losses[-50:]
+        last, account = self.losses[-50:], self.account()
         return {
             "run": str(self.folder),
             "steps": self.steps,
@@ -52,6 +64,8 @@ class RunResult:
             "part_sha256": self.part_sha256,
             "loss_last_50": sum(last) / len(last) if last else None,
             "validation": self.validation,
+            "goodput": account.goodput if account else None,
+            "ettr": account.ettr if account else None,
             "contract": self.contract,
             "skipped": [{"path": str(s.path), "reason": s.reason} for s in self.skipped],
         }
