@@ -154,6 +154,7 @@ PLANTS = {
         "starvation",
         (),
         ('data.augment=[{name="planted_model:slow_to_make",arguments={seconds=0.06}}]',),
+        num_ranks=1,  # of several in step only the last one is seen to wait
     ),
     "slow rank": Plant("persistent straggler", (1,), (_arguments(slow_rank=1),)),
     "rotating noise": Plant("rotating straggler", (), (_arguments(every_s=0.01, rotating_s=0.03),)),

@@ -157,7 +157,7 @@ class KeptCheckpoints:
         model = {n: t for n, t in state.tensors.items() if n.startswith(_MODEL)}
         rest = {n: t for n, t in state.tensors.items() if n not in model}
         told = {"run": run_identity(self._record), "config": self._record["config"]}
-        told |= {"data_fingerprint": self._record["data"]["fingerprint"], **state.values}
+        told |= {"data_fingerprint": self._record["data"]["read_fingerprint"], **state.values}
         try:
             with atomic_folder(out) as fresh:
                 # Copied one by one: the writer refuses tensors that lie in one piece of memory.

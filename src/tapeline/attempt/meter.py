@@ -109,11 +109,16 @@ class KernelHooks:
             self._computed_ns = -self._observer.ledger.in_steps_ns()[1]
         elif number == self._at_step:
             self._computed_ns += self._observer.ledger.in_steps_ns()[1]
-            self._profile.begin()
+            with self._observer.ledger.span("startup"):  # once in a life, not in its steps
+                self._profile.begin()
 
     def end(self, number: int, _: torch.Tensor) -> None:
         """The hook before all others."""
-        if number != self._at_step + 1 or (found := self._profile.end()) is None:
+        if number != self._at_step + 1:
+            return
+        with self._observer.ledger.span("startup"):
+            found = self._profile.end()
+        if found is None:
             return
         # A step that is profiled takes longer, so the kernels are compared with those before.
         step_us = max(1, self._computed_ns) / _COMPARED_STEPS / 1e3

@@ -226,17 +226,22 @@ def _persistent(
         f"its own part of a step takes {1e3 * own[at]:.3g} ms, that of the others "
         f"{1e3 * others:.3g} ms",
     ]
+    refuted_by = "the same rank no longer the slowest when it trades places with another machine"
     change = "Look at that rank's machine: clocks, heat, other processes, its link"
     starved = {r.rank: r.shares["starved"] for r in ranks if r.shares and "starved" in r.shares}
     here = starved.pop(slow.rank, 0.0)
     if starved and here - (there := float(np.median([*starved.values()]))) > gain / 2:
         lines.append(f"it waits for data {here:.0%} of the time, the others {there:.0%}")
+        refuted_by = (
+            "another rank that waits for data once this one doesn't: of loaders that are all slow, "
+            "only the last one's wait is seen, since the others read on meanwhile"
+        )
         change = "Look at that rank's loader: its disk, its cores, its share of the files"
     return Verdict(
         "persistent straggler",
         (slow.rank,),
         tuple(lines),
-        "the same rank no longer the slowest when it trades places with another machine",
+        refuted_by,
         change,
         gain,
     )
