@@ -10,6 +10,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from s3fs import S3FileSystem
+
 
 class Server:
     """A server in a process of its own, with fake credentials in this process's environment."""
@@ -60,6 +62,7 @@ class Server:
 def s3_server() -> Iterator[Server]:
     """A server that answers, stopped afterwards."""
     server = Server()
+    S3FileSystem.clear_instance_cache()  # one that was made for an earlier server
     try:
         server.wait()
         yield server

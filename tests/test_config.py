@@ -41,7 +41,7 @@ def test_a_file_with_nothing_but_data_is_enough(load, tmp_path: Path) -> None:
     assert (config.training.steps, config.training.learning_rate) == (300, 1e-3)
 
 
-NAMES = "name, seed, log_every, data, windows, model, training, validation, checkpoint, watch"
+NAMES = "name, seed, log_every, data, windows, model, training, validation, checkpoint, watch, stop"
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,15 @@ def test_no_number_may_be_infinite_or_nan(load, tmp_path: Path, key: str, value:
     )
 
 
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize(("key", "pair"), [("looks", "[[7, {}]]"), ("target", "[7, {}]")])
+def test_no_loss_to_stop_at_may_be_infinite_or_nan(
+    load, tmp_path: Path, key: str, pair: str, value: str
+) -> None:
+    said = refused(load, tmp_path, f"[stop]\n{key} = {pair.format(value)}\n")
+    assert f"expected a finite number, found {value}." in said
+
+
 def test_every_float_of_the_schema_is_covered_by_that() -> None:
     def floats(model: type[BaseModel], prefix: str = "") -> set[str]:
         found = set()
@@ -211,6 +220,8 @@ def test_every_float_of_the_schema_is_covered_by_that() -> None:
         "validation.fraction",
         "checkpoint.mtbf_hours",
         "checkpoint.grace_s",
+        "stop.looks",
+        "stop.target",
     }
 
 
@@ -428,6 +439,10 @@ FREE = [
     "checkpoint.notice_file=elsewhere",
     *(f"watch.{name}=halt" for name in WatchConfig().actions()),
     "watch.rollbacks=7",
+    "stop.window=7",
+    "stop.patience=7",
+    "stop.looks=[[7, 0.1]]",
+    "stop.target=[7, 0.1]",
 ]
 DECIDING = [
     "data.augment=[{name='noise',arguments={std=0.1}}]",
