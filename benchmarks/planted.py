@@ -153,7 +153,7 @@ PLANTS = {
     "slow loader": Plant(
         "starvation",
         (),
-        ('data.augment=[{name="planted_model:slow_to_make",arguments={seconds=0.06}}]',),
+        ('data.augment=[{name="planted_model:slow_to_make",arguments={seconds=0.12}}]',),
         num_ranks=1,  # of several in step only the last one is seen to wait
     ),
     "slow rank": Plant("persistent straggler", (1,), (_arguments(slow_rank=1),)),

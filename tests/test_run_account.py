@@ -17,9 +17,9 @@ from tapeline.ledger import account_of, read_heartbeat
 from tapeline.store import write_shards
 from tapeline.tape import synthetic_sessions
 
-# The whole of it, by hand: 5 kills, a stop of 20 s. It takes three minutes.
+# The whole of it, by hand: 5 kills, a stop of 20 s. It takes a minute.
 KILLS, STOPPED_S = 2, 2.0
-RANKS, STEPS = 3, 240
+RANKS, STEPS = 3, 160
 MODEL = """
 import json
 import os
@@ -50,7 +50,7 @@ done, TrainStep.__call__ = TrainStep.__call__, note
 
 class Slow(torch.nn.Module):
     def forward(self, x):
-        time.sleep(0.01)
+        time.sleep(0.03)
         return x
 
 

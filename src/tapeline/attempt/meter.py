@@ -100,31 +100,37 @@ class KernelHooks:
         self._from_step = observer.first + _WARM_UP_STEPS
         self._at_step = self._from_step + _COMPARED_STEPS
         self._computed_ns = 0
+        self._usual_ns = 0.0
 
     def begin(self, number: int, _: torch.Tensor) -> None:
         """The hook after all others."""
+        ledger = self._observer.ledger
         if not self._observer.writes:
             return
         if number == self._from_step:
-            self._computed_ns = -self._observer.ledger.in_steps_ns()[1]
+            self._computed_ns = ledger.in_steps_ns()[1]
         elif number == self._at_step:
-            self._computed_ns += self._observer.ledger.in_steps_ns()[1]
-            with self._observer.ledger.span("startup"):  # once in a life, not in its steps
+            now_ns = ledger.in_steps_ns()[1]
+            self._usual_ns = (now_ns - self._computed_ns) / _COMPARED_STEPS
+            self._computed_ns = now_ns
+            with ledger.span("startup"):  # once in a life, not in its steps
                 self._profile.begin()
 
     def end(self, number: int, _: torch.Tensor) -> None:
         """The hook before all others."""
         if number != self._at_step + 1:
             return
-        with self._observer.ledger.span("startup"):
+        ledger = self._observer.ledger
+        own_ns = ledger.in_steps_ns()[1] - self._computed_ns
+        with ledger.span("startup"):
             found = self._profile.end()
         if found is None:
             return
-        # A step that is profiled takes longer, so the kernels are compared with those before.
-        step_us = max(1, self._computed_ns) / _COMPARED_STEPS / 1e3
+        # The step takes longer by being profiled, or the kernels by what else the machine does.
+        longer_us = max(1.0, own_ns, self._usual_ns) / 1e3
         self._observer.journal.profile(
             number,
             per_step=found.number,
             median_us=found.median_us,
-            busy=min(1.0, found.total_us / step_us),
+            busy=min(1.0, found.total_us / longer_us),
         )
