@@ -31,6 +31,7 @@ FLOORS = (
         "config",
         "session",
         "reliability",
+        "quantiles",
     ),
     ("tape", "store"),
     ("windows", "checkpoint", "ledger", "signals", "testing"),

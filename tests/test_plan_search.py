@@ -37,10 +37,9 @@ from tapeline.plan.seeds import (
     mean_half_width,
     next_half_width,
     seeds_needed,
-    student_below,
-    student_quantile,
     winners_curse,
 )
+from tapeline.quantiles import student_below, student_quantile
 
 BUDGET = Budget(2048.0, 64.0, 2.0, 3, 4, 8, 8, 1)
 PLAN = plan_search(BUDGET, 0.05)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tapeline.clock import SystemClock
 from tapeline.errors import TapelineError
 from tapeline.plan.job import Job
-from tapeline.plan.seeds import student_below
 from tapeline.plan.stop import (
     Criteria,
     Look,
@@ -25,6 +24,7 @@ from tapeline.plan.stop import (
     plan_stop,
     trailing_mean,
 )
+from tapeline.quantiles import student_below
 from tapeline.runs import MetricsJournal, RunFolder
 
 JOB = Job(100.0, 8, 2.0)

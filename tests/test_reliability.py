@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapeline.errors import TapelineError
+from tapeline.quantiles import chi_square_quantile
 from tapeline.reliability import (
     Mtbf,
     async_interval_s,
     async_overhead,
     check_feasible,
-    chi_square_quantile,
     daly_interval_s,
     effective_training_time,
     efficiency,

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapeline.errors import RunError
+from tapeline.quantiles import student_quantile
 from tapeline.runs.divergence import diverge
-from tapeline.runs.spread import compare, seeds_to_decide, spread_of, t_quantile
+from tapeline.runs.spread import compare, seeds_to_decide, spread_of
 from tapeline.signals import Series
 
 
@@ -20,7 +21,7 @@ from tapeline.signals import Series
     [(1, 12.706205), (2, 4.302653), (4, 2.776445), (9, 2.262157), (30, 2.042272), (1e6, 1.959966)],
 )
 def test_quantiles_of_t_are_the_published_ones(freedom, quantile):
-    assert t_quantile(0.975, freedom) == pytest.approx(quantile, abs=1e-6)
+    assert student_quantile(0.975, freedom) == pytest.approx(quantile, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -28,13 +29,13 @@ def test_quantiles_of_t_are_the_published_ones(freedom, quantile):
     [(0.8, 10, 0.879058), (0.995, 3, 5.840909), (0.5, 7, 0.0)],
 )
 def test_other_quantiles_too(probability, freedom, quantile):
-    assert t_quantile(probability, freedom) == pytest.approx(quantile, abs=2e-6)
+    assert student_quantile(probability, freedom) == pytest.approx(quantile, abs=2e-6)
 
 
 def test_a_quantile_between_whole_degrees_of_freedom():
     """The density, integrated another way."""
     freedom = 2.5
-    t = np.linspace(0, t_quantile(0.975, freedom), 200_001)
+    t = np.linspace(0, student_quantile(0.975, freedom), 200_001)
     scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / math.sqrt(math.pi * freedom)
     density = scale * (1 + t**2 / freedom) ** (-(freedom + 1) / 2)
     assert np.trapezoid(density, t) == pytest.approx(0.475, abs=1e-8)
@@ -61,7 +62,7 @@ def test_intervals_cover_what_they_say():
     """10,000 draws of five: each interval covers in 95 %, min to max covers the next in 4 of 6."""
     rng = np.random.default_rng(0)
     draws = rng.standard_normal((10_000, 6))
-    t = t_quantile(0.975, 4)
+    t = student_quantile(0.975, 4)
     mean, sd = draws[:, :5].mean(axis=1), draws[:, :5].std(axis=1, ddof=1)
     spread = spread_of(draws[0, :5].tolist())
     assert spread.mean_half_width == pytest.approx(t * sd[0] / math.sqrt(5))
@@ -87,7 +88,7 @@ def test_pairing_cancels_what_a_seed_does_to_both():
 def test_welch_is_the_textbook_one():
     """Means 2 and 5, variances 1 and 4 of three each: sd² = 5/3, ν = 50/17."""
     found = compare({0: 1.0, 1: 2.0, 2: 3.0}, {5: 3.0, 6: 5.0, 7: 7.0})
-    expected = t_quantile(0.975, 50 / 17) * math.sqrt(5 / 3)
+    expected = student_quantile(0.975, 50 / 17) * math.sqrt(5 / 3)
     assert found.difference == 3.0
     assert found.half_width == pytest.approx(expected)
 
@@ -120,7 +121,7 @@ def test_so_many_seeds_decide_in_four_of_five():
     rng = np.random.default_rng(1)
     k = seeds_to_decide(0.8, 1.0)
     draws = 0.8 + rng.standard_normal((4000, k))
-    half = t_quantile(0.975, k - 1) * draws.std(axis=1, ddof=1) / math.sqrt(k)
+    half = student_quantile(0.975, k - 1) * draws.std(axis=1, ddof=1) / math.sqrt(k)
     assert np.mean(draws.mean(axis=1) > half) == pytest.approx(0.8, abs=0.04)
 
 

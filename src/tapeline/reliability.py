@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tapeline.errors import TapelineError
+from tapeline.quantiles import chi_square_quantile
 
 CONFIDENCE = 0.95
 _PERCENT = 100
@@ -237,38 +238,6 @@ class Mtbf:
             2 * exposure_s / chi_square_quantile(p, 2 * num_failures + 2) for p in (CONFIDENCE, 0.5)
         )
         return cls(low, middle, exposure_s / num_failures if num_failures else math.inf)
-
-
-def chi_square_quantile(probability: float, degrees: int) -> float:
-    """The value that a chi-square variable stays below with a probability, to 1e-9 of itself.
-
-    Source: the series of the regularised lower incomplete gamma function P(degrees/2, x/2)
-    (Abramowitz and Stegun 6.5.29), inverted by bisection.
-    """
-    assert 0 < probability < 1, "a quantile of 0 or 1 is no number"
-    assert degrees >= 1, "a sum of no squares has no distribution"
-    a = degrees / 2
-    low, high = 0.0, a
-    while _lower_gamma(a, high) < probability:
-        low, high = high, 2 * high
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        if _lower_gamma(a, middle) < probability:
-            low = middle
-        else:
-            high = middle
-    return low + high
-
-
-def _lower_gamma(a: float, x: float) -> float:
-    """P(a, x): all terms of the series are positive, so nothing cancels."""
-    term = total = math.exp(a * math.log(x) - x - math.lgamma(a + 1))
-    n = a
-    while term > 1e-17 * total:
-        n += 1
-        term *= x / n
-        total += term
-    return total
 
 
 def num_saves_before_end(interval_s: float, run_s: float) -> int:

@@ -26,17 +26,16 @@ def report(
 
     Example: tapeline report runs/reference --price-per-hour 2.5
     """
-    from tapeline.ledger import account_of
     from tapeline.report import print_table, write_page
-    from tapeline.report.run_page import account_table, run_figures, run_page
+    from tapeline.report.run_page import SeenRun, account_table, run_page
 
-    page = run_page(run, price_per_hour)
+    seen = SeenRun.read(run, price_per_hour)
     path = out or run / "report.html"
-    write_page(path, page)
+    write_page(path, run_page(seen))
     if as_json:
-        print_json(run_figures(run, price_per_hour))
+        print_json(seen.as_dict())
     else:
-        print_table(account_table(account_of(run, price_per_hour=price_per_hour)))
+        print_table(account_table(seen.account))
     say(str(path))
     if open_:
         webbrowser.open(path.resolve().as_uri())

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from tapeline.errors import TapelineError
 from tapeline.plan.scaling import Proxy, check_proxies
-from tapeline.plan.seeds import TWO_SIDED, student_quantile
+from tapeline.plan.seeds import TWO_SIDED
+from tapeline.quantiles import student_quantile
 
 Floats = npt.NDArray[np.float64]
 NUM_SAMPLES = 2000

@@ -8,51 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
 from tapeline.plan.stragglers import expected_normal_maximum
+from tapeline.quantiles import student_quantile
 
 TWO_SIDED = 0.975
-_MANY = 1000  # degrees of freedom from which two terms of the expansion are exact to 1e-6
-
-
-def student_below(t: float, degrees: int) -> float:
-    """The chance that a Student t variable stays below t.
-
-    Source: Abramowitz and Stegun 26.7.3 and 26.7.4, finite sums for whole degrees.
-    """
-    angle = math.atan(abs(t) / math.sqrt(degrees))
-    square = math.cos(angle) ** 2
-    odd = degrees % 2
-    term, total = (math.cos(angle) if odd else 1.0), 0.0
-    for number in range(1 if odd else 0, degrees - 1, 2):
-        total += term
-        term *= square * (number + 1) / (number + 2)
-    inside = math.sin(angle) * total
-    if odd:
-        inside = 2 / math.pi * (angle + inside)
-    return 0.5 + math.copysign(inside, t) / 2
-
-
-def student_quantile(probability: float, degrees: int) -> float:
-    """The value that a Student t variable stays below with a probability of a half or more.
-
-    Source: `student_below` by bisection; beyond a thousand degrees Abramowitz and Stegun 26.7.5.
-    """
-    assert 0.5 <= probability < 1, "asked for the upper half"
-    if degrees > _MANY:
-        z = NormalDist().inv_cdf(probability)
-        return z + (z**3 + z) / (4 * degrees)
-    low, high = 0.0, 1.0
-    while student_below(high, degrees) < probability:
-        low, high = high, 2 * high
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if student_below(middle, degrees) < probability:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def mean_half_width(sd: float, num_seeds: int) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tapeline.errors import TapelineError
 from tapeline.plan.inputs import Quantity
 from tapeline.plan.job import Job
-from tapeline.plan.seeds import student_below, student_quantile
+from tapeline.quantiles import student_below, student_quantile
 
 STEPS = Quantity("steps", "Steps of the whole run", most=1e12, whole=True)
 TARGET_LOSS = Quantity("target_loss", "A loss that the run must have reached", most=1e6, least=-1e6)

@@ -7,6 +7,7 @@ laying out one `Page`. Measures nothing itself.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,44 +23,71 @@ from tapeline.runs import RunFolder
 _NS_PER_S, _NS_PER_MS = 1e9, 1e6
 
 
-def run_figures(folder: Path, price_per_hour: float | None) -> dict[str, Any]:
-    """What the page tells, as JSON can hold it: the account, the verdicts and the record.
+@dataclass(frozen=True, slots=True)
+class SeenRun:
+    """What the files of a run tell, read once.
 
-    Raises:
-        RunError: `folder` is no run.
-        LedgerError: its ledgers are missing or don't add up.
+    Attributes:
+        run: its folder.
+        account: where the time of all its lives went.
+        diagnosis: verdicts and findings.
+        ledgers: of its ranks.
+        record: what it was made of.
     """
-    run = RunFolder(folder, SystemClock())
-    return {
-        "run": str(folder),
-        "account": account_of(folder, price_per_hour=price_per_hour).as_dict(),
-        "diagnosis": diagnose(folder).as_dict(),
-        "attempts": run.attempts(),
-        "record": run.record(),
-    }
+
+    run: RunFolder
+    account: Account
+    diagnosis: Diagnosis
+    ledgers: list[RankLedger]
+    record: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path, price_per_hour: float | None = None) -> SeenRun:
+        """Read a run, live or dead.
+
+        Args:
+            folder: of the run.
+            price_per_hour: of one rank's accelerator; None leaves money out.
+
+        Raises:
+            RunError: `folder` is no run.
+            LedgerError: its ledgers are missing or don't add up.
+        """
+        run = RunFolder(folder, SystemClock())
+        return cls(
+            run=run,
+            record=run.record(),
+            account=account_of(folder, price_per_hour=price_per_hour),
+            diagnosis=diagnose(folder),
+            ledgers=read_ledgers(folder),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures of the page as JSON can hold them."""
+        return {
+            "run": str(self.run.path),
+            "account": self.account.as_dict(),
+            "diagnosis": self.diagnosis.as_dict(),
+            "attempts": self.run.attempts(),
+            "record": self.record,
+        }
 
 
-def run_page(folder: Path, price_per_hour: float | None = None) -> Page:
-    """The page of the run in `folder`.
-
-    Args:
-        folder: of a run, live or dead.
-        price_per_hour: of one rank's accelerator; None leaves money out.
-
-    Raises:
-        RunError: `folder` is no run.
-        LedgerError: its ledgers are missing or don't add up.
-    """
-    run = RunFolder(folder, SystemClock())
-    record = run.record()
-    account, found = account_of(folder, price_per_hour=price_per_hour), diagnose(folder)
+def run_page(seen: SeenRun) -> Page:
+    """The page of a run."""
+    run, account = seen.run, seen.account
     sections = [_time(account), _attempts(account, run)]
     if run.losses():
         sections.append(_loss(run))
-    sections += [_steps(read_ledgers(folder)), _diagnosis(found), *_windows(record), _record(run)]
+    sections += [
+        _steps(seen.ledgers),
+        _diagnosis(seen.diagnosis),
+        *_windows(seen.record),
+        _record(seen.record),
+    ]
     return Page(
-        title=f"run {record['config'].get('name', folder.name)}",
-        summary=_summary(account, found),
+        title=f"run {seen.record['config'].get('name', run.path.name)}",
+        summary=_summary(account, seen.diagnosis),
         headline=_headline(account, run),
         sections=sections,
     )
@@ -237,8 +265,7 @@ def _windows(record: dict[str, Any]) -> list[Section]:
     ]
 
 
-def _record(run: RunFolder) -> Section:
-    record = run.record()
+def _record(record: dict[str, Any]) -> Section:
     code, machine = record["code"], record["machine"]
     rows: list[list[Cell]] = [
         ["configuration", record["config_hash"]],

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tapeline.runs.spread import CONFIDENCE, t_quantile
+from tapeline.quantiles import student_quantile
+from tapeline.runs.spread import CONFIDENCE
 from tapeline.signals import Series
 
 # Steps outside in a row until it counts: one in twenty is outside by chance.
@@ -99,7 +100,7 @@ def _band(
     total = np.convolve(np.where(known, variance, 0.0), window)[_NEIGHBOURS : -_NEIGHBOURS or None]
     count = np.convolve(known.astype(float), window)[_NEIGHBOURS : -_NEIGHBOURS or None]
     pooled = np.divide(total, count, out=np.full(len(common), np.inf), where=count > 0)
-    t = t_quantile((1 + CONFIDENCE) / 2, len(replicates) - 1)
+    t = student_quantile((1 + CONFIDENCE) / 2, len(replicates) - 1)
     band = np.full(len(steps), np.inf)
     band[np.searchsorted(steps, common)] = t * np.sqrt(2 * pooled)
     return band

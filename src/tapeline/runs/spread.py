@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from tapeline.errors import RunError
+from tapeline.quantiles import student_quantile
 
 CONFIDENCE, POWER = 0.95, 0.80
 _MOST_SEEDS = 10_000
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +83,6 @@ class Comparison:
         return {**asdict(self), "exceeds_noise": self.exceeds_noise}
 
 
-def t_quantile(probability: float, freedom: float) -> float:
-    """The quantile of Student's distribution, for probabilities from a half to below one.
-
-    With t = √ν·tan θ its density is proportional to cos^(ν−1) θ, which Gauss–Legendre integrates.
-    """
-    assert 0.5 <= probability < 1
-    assert freedom > 0
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        angle = (low + high) / 2
-        low, high = (angle, high) if _t_mass(angle, freedom) < probability - 0.5 else (low, angle)
-    return math.sqrt(freedom) * math.tan((low + high) / 2)
-
-
-def _t_mass(angle: float, freedom: float) -> float:
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    points = angle / 2 * (_NODES + 1)
-    return float(scale * angle / 2 * np.sum(_WEIGHTS * np.cos(points) ** (freedom - 1)))
-
-
 def spread_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Spread:
     """The intervals of replicates.
 
@@ -119,7 +99,7 @@ def spread_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Spread
         )
     k = len(finite)
     mean, sd = float(np.mean(finite)), float(np.std(finite, ddof=1))
-    t = t_quantile((1 + confidence) / 2, k - 1)
+    t = student_quantile((1 + confidence) / 2, k - 1)
     return Spread(
         values=tuple(finite),
         num_diverged=len(values) - k,
@@ -189,7 +169,7 @@ def _welch(a: Sequence[float], b: Sequence[float], confidence: float) -> Compari
     freedom = variance**2 / sum(
         part**2 / (len(values) - 1) for part, values in zip(parts, (a, b), strict=True)
     )
-    half = t_quantile((1 + confidence) / 2, float(freedom)) * math.sqrt(variance)
+    half = student_quantile((1 + confidence) / 2, float(freedom)) * math.sqrt(variance)
     sd = math.sqrt(float(np.var(a, ddof=1) + np.var(b, ddof=1)))
     return Comparison(
         "unpaired", difference, half, confidence, _seeds(difference, sd, half, 2, confidence)
@@ -228,7 +208,7 @@ def seeds_to_decide(
 
     def decides(k: int) -> bool:
         freedom = groups * (k - 1)
-        t = t_quantile((1 + confidence) / 2, freedom) + t_quantile(power, freedom)
+        t = student_quantile((1 + confidence) / 2, freedom) + student_quantile(power, freedom)
         return t * sd / math.sqrt(k) <= abs(difference)
 
     if not decides(_MOST_SEEDS):

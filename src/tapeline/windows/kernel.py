@@ -8,38 +8,19 @@ windows. What they compute is defined by `make_batch`, by `order.py` and by `ind
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
+from tapeline.compiled import compiled
+
 _U16, _U27, _U30, _U31 = np.uint64(16), np.uint64(27), np.uint64(30), np.uint64(31)
 _TOUCH = 512  # values: two kilobytes, the best of 512 bytes to 4 kB on the machine it was tried on
 _LARGER_THAN_CACHE = 1 << 22  # values: 16 MiB
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-
-
-def _compiled(function: Callable[..., Any]) -> Any:
-    """`function` compiled at its first call; kept on disk where numba finds a place for it."""
-    compiler = partial(numba.njit, nogil=True, boundscheck=False)
-    try:
-        return compiler(cache=True)(function)
-    except RuntimeError as error:
-        if "no locator" not in str(error):
-            raise
-    # One text and one line for all functions, so that it is said once.
-    warnings.warn(
-        "tapeline compiles its loops anew in each process, which takes seconds: neither its own "
-        "folder nor the home folder can be written to. Set NUMBA_CACHE_DIR to a folder that can.",
-        RuntimeWarning,
-        stacklevel=1,
-    )
-    return compiler()(function)
 
 
 @numba.njit(inline="always")
@@ -165,7 +146,7 @@ def _fill(
             y[b, t] = flat[target] - flat[last] if target < len(flat) else np.float32(np.nan)
 
 
-@_compiled
+@compiled
 def gather(
     flat: npt.NDArray[np.float32],
     inputs: npt.NDArray[np.float32],
@@ -195,7 +176,7 @@ def gather(
     _fill(flat, inputs, rows, columns, length, targets, scaling, x, y)
 
 
-@_compiled
+@compiled
 def gather_drawn(
     flat: npt.NDArray[np.float32],
     inputs: npt.NDArray[np.float32],
@@ -233,7 +214,7 @@ def gather_drawn(
     gather(flat, inputs, rows, columns, length, targets, scaling, x, y)
 
 
-@_compiled
+@compiled
 def walk(
     words: npt.NDArray[np.uint64],
     num: np.uint64,
