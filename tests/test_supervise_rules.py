@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -40,6 +41,23 @@ def test_a_failure_after_progress_restarts_at_once():
     action = decide(history(10, 20, 30), Policy())
     assert (action.restart, action.delay_s, action.alert) == (True, 0.0, False)
     assert action.reason == "restart 3 of 100"
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize(
+    ("how", "reason", "code"),
+    [("finished", "finished", 0), ("stopped", "stopped by its own criteria", 1)],
+)
+def test_a_run_that_is_over_is_over_whatever_the_supervisor_was_told(how, reason, code, told):
+    (*_, last) = lives = history(10, 20)
+    action = decide([*lives[:-1], dataclasses.replace(last, how=how)], Policy(), told=told)
+    assert (action.restart, action.reason, action.exit_code) == (False, reason, code)
+
+
+def test_told_to_stop_it_ends_with_the_code_for_starting_it_again():
+    for lives in (history(10, 20), history(10, 10, 10, 10)):
+        action = decide(lives, Policy(), told=True)
+        assert (action.restart, action.reason, action.exit_code) == (False, "told to stop", 75)
 
 
 def test_failures_without_progress_wait_longer_and_end():

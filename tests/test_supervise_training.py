@@ -125,3 +125,23 @@ def test_a_wrong_configuration_ends_with_its_sentence(tmp_path):
     assert "ended after 3 attempts: 3 attempts in a row saved no new step" in done.stderr
     assert "nothing" in lines[-1] and lines[-1].startswith("tapeline: ")
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_met_its_criteria_to_stop_is_not_started_again(tmp_path):
+    prepare(tmp_path, rank=0, number=0)
+    file, run = tmp_path / "run.toml", tmp_path / "run"
+    command = [sys.executable, "-m", "tapeline", "supervise", str(file), "--out", str(run)]
+    done = subprocess.run(
+        [*command, "--ranks", "2", "--set", "stop.target=[20, 0]"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        "tapeline: ended after 1 attempts: stopped by its own criteria: target missed: at step 20 "
+    )
+    (life,) = [
+        json.loads(line) for line in (run / "supervise/history.jsonl").read_text().splitlines()
+    ]
+    assert (life["how"], life["first"]) == ("stopped", [])

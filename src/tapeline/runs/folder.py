@@ -227,7 +227,7 @@ class RunFolder:
         return {"step": step, **told, "files": files}
 
     def end_attempt(self, number: int, *, how: str, step: int, evidence: str) -> None:
-        """Note how a life ended: "finished", "preempted", "failed" or "interrupted"."""
+        """Note how a life ended, in a word of `attempt.ending`, or "finished"."""
         with Journal(self.attempts_path) as journal:
             journal.append(
                 {

@@ -85,12 +85,21 @@ class History:
 
     def note_end(self, *, how: str, step: int | None, evidence: str, wall_ns: int) -> None:
         """Add to the run's record that its last attempt has ended, unless it said so itself."""
-        path = self.run / "attempts.jsonl"
-        lives: dict[int, dict[str, Any]] = {}
-        for line in read_journal(path):
-            lives.setdefault(line["attempt"], {}).update(line)
-        if not lives or "how" in lives[number := max(lives)]:
+        life = self._last_life()
+        if not life or "how" in life:
             return
-        line = {"attempt": number, "ended": utc(wall_ns), "how": how, "evidence": evidence}
-        with Journal(path) as journal:
+        line = {"attempt": life["attempt"], "ended": utc(wall_ns), "how": how, "evidence": evidence}
+        with Journal(self.run / "attempts.jsonl") as journal:
             journal.append(line if step is None else {**line, "step": step})
+
+    def stopped(self) -> str | None:
+        """Why the run's last life ended by the criteria of its configuration, if it did."""
+        life = self._last_life()
+        return life["evidence"] if life.get("how") == "stopped" else None
+
+    def _last_life(self) -> dict[str, Any]:
+        """What the run's record says of it; nothing before the first."""
+        lives: dict[int, dict[str, Any]] = {}
+        for line in read_journal(self.run / "attempts.jsonl"):
+            lives.setdefault(line["attempt"], {}).update(line)
+        return lives[max(lives)] if lives else {}

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-How = Literal["finished", "preempted", "failed", "killed", "hung"]
+How = Literal["finished", "stopped", "preempted", "failed", "killed", "hung"]
+EXIT_STOPPED = 1  # as of a run that met its criteria to stop
 # EX_SOFTWARE of sysexits.h: a scheduler that requeues on it would repeat a failure.
 EXIT_DO_NOT_REQUEUE = 70
 EXIT_REQUEUE = 75  # as of a run that was told to stop, and saved
@@ -80,11 +81,21 @@ class Action:
     alert: bool = False
 
 
-def decide(history: Sequence[Ended], policy: Policy) -> Action:
-    """What to do after the last attempt of a history that isn't empty."""
+def decide(history: Sequence[Ended], policy: Policy, *, told: bool = False) -> Action:
+    """What to do after the last attempt of a history that isn't empty.
+
+    Args:
+        history: all attempts that have ended.
+        policy: when to go on.
+        told: the supervisor was told to stop.
+    """
     last = history[-1]
     if last.how == "finished":
         return Action(False, "finished")
+    if last.how == "stopped":
+        return Action(False, "stopped by its own criteria", exit_code=EXIT_STOPPED)
+    if told:
+        return Action(False, "told to stop", exit_code=EXIT_REQUEUE)
     if last.planned:
         return Action(True, "stopped at a checkpoint to go on with other ranks")
     failures = [ended for ended in history if not ended.planned]

@@ -152,22 +152,21 @@ class Supervisor:
                     return Outcome(EXIT_REQUEUE, "told to stop", (), "", len(self._history.ended))
                 launch, verdict = self._attempt(slots)
                 action = self._decide()
-                if not action.restart or self._stop:
+                if not action.restart:
                     return self._outcome(launch, verdict, action)
                 self.alerts.say(f"{action.reason}, in {action.delay_s:.1f} s")
                 self._sleep(action.delay_s)
 
     def _decide(self) -> Action:
-        action = decide(self._history.ended, self.rules.policy)
+        action = decide(self._history.ended, self.rules.policy, told=self._stop)
         if action.alert:
             number = len(self._history.ended)
             self.alerts.send("restarts", f"{self.job.run}: {number} attempts, {action.reason}")
         return action
 
     def _outcome(self, launch: Launch, verdict: Verdict | None, action: Action) -> Outcome:
-        code, reason = action.exit_code, action.reason
-        if self._stop and action.reason != "finished":
-            code, reason = EXIT_REQUEUE, "told to stop"
+        code, why = action.exit_code, self._history.stopped()
+        reason = f"{action.reason}: {why}" if why else action.reason
         first = _words(launch, verdict) if code == EXIT_DO_NOT_REQUEUE else ()
         if code == EXIT_DO_NOT_REQUEUE:
             self.alerts.send("ended", f"{self.job.run}: given up, {reason}")
@@ -191,7 +190,7 @@ class Supervisor:
             planned, hung = self._watch(launch, len(slots), committed)
         finally:
             launch.end()
-        how = _how(launch, hung=hung is not None)
+        how = "stopped" if self._history.stopped() else _how(launch, hung=hung is not None)
         verdict = hung
         if how in ("failed", "killed"):
             evidence = self._monitor.evidence(launch, self._host)
