@@ -60,6 +60,7 @@ fraction = 0.0
 [checkpoint]
 every = 10
 """
+FLOOR_S = 3.0
 
 
 def prepare(folder, *, rank, number):
@@ -83,7 +84,7 @@ def test_losing_one_of_four_goes_on_with_three_to_the_same_bits(tmp_path, number
     run = tmp_path / "run"
     rules = Rules(
         health=f"test $TAPELINE_SLOT != 3 -o ! -e {tmp_path}/struck",
-        hang=HangLimits(floor_s=3.0),
+        hang=HangLimits(floor_s=FLOOR_S),
     )
     settings = RunConfig.load(tmp_path / "run.toml")
     outcome = run_supervised(
@@ -101,6 +102,10 @@ def test_losing_one_of_four_goes_on_with_three_to_the_same_bits(tmp_path, number
     assert not marked(run)
     account = account_of(run)  # closes, or is an error
     assert account.job.lost_ns["redone"] > 0
+    if how == "hung":  # the whole wait is detection, and no step was done after it
+        struck = account.ranks[3].lives[0]
+        assert struck.step == 39
+        assert struck.detection_ns >= FLOOR_S * 1e9
 
 
 def test_a_wrong_configuration_ends_with_its_sentence(tmp_path):

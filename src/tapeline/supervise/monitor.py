@@ -148,9 +148,9 @@ class Monitor:
         )
 
     def collect_stacks(self, launch: Launch, host: str) -> Verdict:
-        """Have every rank write its stacks, and keep them with what is known of the hang.
+        """Have every rank write its stacks and end, and keep them with what is known of the hang.
 
-        A rank that was stopped is continued: it writes its stack first, and is ended right after.
+        A rank that was stopped is continued for that: it writes its stacks, and does nothing else.
 
         Returns:
             Who is waited for, as `hang.json` in the attempt's folder says too.
@@ -173,11 +173,8 @@ class Monitor:
         publish(launch.folder / "hang.json", found)
         launch.signal(signal.SIGUSR2)
         launch.signal(signal.SIGCONT)
-        running = self._seen.keys() - launch.exits().keys()
         deadline = time.monotonic() + _STACKS_S
-        while time.monotonic() < deadline and not all(
-            _size(launch.folder / f"stacks-{rank}.txt") for rank in running
-        ):
+        while time.monotonic() < deadline and self._seen.keys() - launch.exits().keys():
             time.sleep(0.02)
         return verdict
 
@@ -225,7 +222,3 @@ def _state(pid: int | None) -> str | None:
         }
         return letters.get(status)
     return None
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

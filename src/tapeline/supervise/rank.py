@@ -5,8 +5,9 @@
 The rank is a fork of this process, made before anything heavy is imported, so that its exit code
 or signal and its time are known to the nanosecond, which torchrun doesn't tell. In FOLDER, of the
 attempt, there are for rank N `rank-N.json` (pid, then its end), `rank-N.out`, `rank-N.err`, and
-`stacks-N.txt` after SIGUSR2. PROGRAM is a file, or the name of a module. If this process is
-killed, the kernel ends the rank.
+`stacks-N.txt` after SIGUSR2, which ends the rank as it does any process, but not before it has
+written its stacks. PROGRAM is a file, or the name of a module. If this process is killed, the
+kernel ends the rank.
 """
 
 from __future__ import annotations
@@ -104,13 +105,14 @@ def _become(folder: Path, rank: int, command: list[str]) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1) for n in (1, 2))
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The file stays open for as long as the process lives: the handler writes to its descriptor.
-    faulthandler.register(
-        signal.SIGUSR2, file=(folder / f"stacks-{rank}.txt").open("w"), all_threads=True
-    )
+    # Chained to the default, which ends the process: one that was stopped and goes on for its
+    # stacks would otherwise do steps until it is killed, as if it had never hung.
+    stacks = (folder / f"stacks-{rank}.txt").open("w")
+    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True, chain=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     program = command[0]
     sys.argv = [program, *command[1:]]

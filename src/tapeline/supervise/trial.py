@@ -1,8 +1,9 @@
 """A run under chaos beside the same run undisturbed: equal bits, a closed account, goodput.
 
 Covers: driving `chaos` until the time is over, and the figures. The efficiency that is predicted
-takes the failures that happened, and what a save and a restart cost in this very run: it tells
-whether the model of the plan holds, not whether the costs were known beforehand.
+takes the failures that happened, and what a save and a restart cost in this very run, the wait
+until a hang was detected with it: it tells whether the model of the plan holds, not whether the
+costs were known beforehand.
 """
 
 from __future__ import annotations
