@@ -23,8 +23,8 @@ from hashlib import sha256
 from pathlib import Path
 from tapeline.clock import utc
 from tapeline.files import Journal, read_journal
-from tapeline.ledger import Heartbeat, heartbeat_path, read_heartbeat
-from tapeline.ledger.phases import INDEX
+from tapeline.ledger import Ledger, heartbeat_path, read_heartbeat
+from tapeline.world import World
 
 run, steps = Path(sys.argv[1]), int(sys.argv[2])
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -33,8 +33,6 @@ told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 faults = run.parent / "faults.json"
 faults = json.loads(faults.read_text()) if faults.exists() else []
-heart = Heartbeat(heartbeat_path(run, rank), attempt, time.monotonic_ns())
-heart.beat(0, INDEX["startup"], time.monotonic_ns())
 
 def steps_saved():
     for path in sorted((run / "checkpoints").glob("step-*/manifest.json"), reverse=True):
@@ -64,6 +62,7 @@ if rank == 0:
 while not note.exists():
     time.sleep(0.001)
 begin, state = json.loads(note.read_text())
+ledger = Ledger(run, world=World(rank, size), attempt=attempt, from_step=begin)
 
 def wait_for_all(step):
     for other in range(size):
@@ -76,9 +75,9 @@ def wait_for_all(step):
             time.sleep(0.0005)
 
 for step in range(begin, steps):
-    heart.beat(step, INDEX["compute"], time.monotonic_ns())
+    ledger.switch("compute")
     for when, who, at, what in faults:
-        if (when in (attempt, 0)) and who == rank and at == step:
+        if (when in (attempt, 0)) and who == rank and at in (step, "each"):
             if what == "raise":
                 raise ValueError(f"the loss of step {step} is no number")
             if what == "leave":
@@ -86,18 +85,22 @@ for step in range(begin, steps):
             if what == "lose slot":
                 (run.parent / "lost").touch()
                 what = "SIGKILL"
+            if what == "slow":
+                time.sleep(0.1)
+                continue
             os.kill(os.getpid(), getattr(signal, what))
+    time.sleep(0.002)
+    ledger.switch("communication")
     wait_for_all(step)
     if told:
         if rank == 0:
             save(step, state, before)
         print("stopped", file=sys.stderr)
         sys.exit(75)
-    time.sleep(0.002)
     before, state = state, sha256(state.encode()).hexdigest()
+    ledger.step_done(step + 1)
     if rank == 0 and (step + 1) % 10 == 0:
         save(step + 1, state, before)
-heart.beat(steps, INDEX["other"], time.monotonic_ns())
 if rank == 0:
     with Journal(run / "attempts.jsonl") as journal:
         journal.append({"attempt": attempt, "ended": utc(time.time_ns()), "how": "finished"})
@@ -116,7 +119,10 @@ def state_after(steps):
 
 
 def plan(folder, *faults):
-    """Write the trainer and what is to happen to it: (attempt, rank, step, what); 0: in each."""
+    """Write the trainer and what is to happen to it: (attempt, rank, step, what).
+
+    Attempt 0: in each of them; step "each": before each.
+    """
     (folder / "trainer.py").write_text(TRAINER)
     (folder / "faults.json").write_text(json.dumps(faults))
 

@@ -37,6 +37,10 @@ def supervise(
         str | None, typer.Option(help="Command for alerts, given as JSON in TAPELINE_ALERT.")
     ] = None,
     webhook: Annotated[str | None, typer.Option(help="URL that alerts are posted to.")] = None,
+    evict: Annotated[
+        bool,
+        typer.Option("--evict", help="Go on without a slow rank where that is faster."),
+    ] = False,
     record_only: Annotated[
         bool, typer.Option("--record-only", help="Note and tell; end and restart nothing.")
     ] = False,
@@ -53,7 +57,7 @@ def supervise(
     from tapeline.supervise.supervisor import Rules
 
     policy = Policy(max_restarts=max_restarts, record_only=record_only)
-    rules = Rules(policy=policy, health=health)
+    rules = Rules(policy=policy, health=health, evict=evict)
     if what.is_dir():
         settings, run, source = _recorded(what), what, None
     else:

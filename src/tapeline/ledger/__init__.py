@@ -41,6 +41,7 @@ from tapeline.ledger.reading import (
     read_attempts,
     read_ledger,
     read_ledgers,
+    step_times_after,
 )
 from tapeline.ledger.tail import process_began_ns
 from tapeline.ledger.timeline import Segment, timeline
@@ -76,5 +77,6 @@ __all__ = [
     "read_heartbeat",
     "read_ledger",
     "read_ledgers",
+    "step_times_after",
     "timeline",
 ]

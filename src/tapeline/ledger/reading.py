@@ -7,6 +7,7 @@ the time was worth.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from tapeline.ledger.tail import inferred_line, last_written
 from tapeline.session import Int64Array
 
 _CHUNK_BYTES = 1 << 20
+_STEPS = b'{"steps"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +129,9 @@ class RankLedger:
 
     def step_times(self) -> Iterator[StepTimes]:
         """Distributions of the times of steps, about one a second of training."""
-        for begin, line in _lines_with(self.path, self.size, b'{"steps"'):
+        for begin, line in _lines_with(self.path, self.size, _STEPS):
             if begin:
-                record = json.loads(line)
-                yield StepTimes(
-                    attempt=record["steps"],
-                    step=record["step"],
-                    end_ns=record["end"],
-                    times=_histogram(record["times"]),
-                    own=_histogram(record["own"]),
-                    longest_step=record["longest"][0],
-                    longest_ns=record["longest"][1],
-                )
+                yield _step_times(line)
 
     def _tables(self) -> Iterator[Int64Array]:
         for table in read_spans(self.path, self.size):
@@ -202,6 +195,40 @@ class StepTimes:
     own: Histogram
     longest_step: int
     longest_ns: int
+
+
+def step_times_after(path: Path, start: int) -> tuple[list[StepTimes], int]:
+    """What was added to `RankLedger.step_times` since a look before, without reading all again.
+
+    Args:
+        path: of the ledger; it need not be there yet.
+        start: bytes of it that were read before.
+
+    Returns:
+        The distributions, and where the next look starts. Lines that are no records are passed
+        over: whoever watches a run is not stopped by them.
+    """
+    if not path.exists():
+        return [], start
+    size, found = _whole_lines(path), []
+    for begin, line in _lines_with(path, size, _STEPS, start):
+        with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
+            if begin:
+                found.append(_step_times(line))
+    return found, max(start, size)
+
+
+def _step_times(line: bytes) -> StepTimes:
+    record = json.loads(line)
+    return StepTimes(
+        attempt=record["steps"],
+        step=record["step"],
+        end_ns=record["end"],
+        times=_histogram(record["times"]),
+        own=_histogram(record["own"]),
+        longest_step=record["longest"][0],
+        longest_ns=record["longest"][1],
+    )
 
 
 def _histogram(pairs: list[int]) -> Histogram:
@@ -289,10 +316,13 @@ def _whole_lines(path: Path) -> int:
     return 0
 
 
-def _lines_with(path: Path, size: int, token: bytes) -> Iterator[tuple[bool, bytes]]:
-    """Lines among the first `size` bytes that hold a token, and whether they begin with it."""
-    rest, read = b"", 0
+def _lines_with(
+    path: Path, size: int, token: bytes, start: int = 0
+) -> Iterator[tuple[bool, bytes]]:
+    """Lines in bytes `start` to `size` that hold a token, and whether they begin with it."""
+    rest, read = b"", start
     with path.open("rb") as stream:
+        stream.seek(start)
         while read < size and (chunk := stream.read(min(_CHUNK_BYTES, size - read))):
             read += len(chunk)
             whole, newline, chunk_rest = (rest + chunk).rpartition(b"\n")

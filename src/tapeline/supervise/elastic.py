@@ -53,6 +53,22 @@ def allowed(number: int, training: TrainingConfig) -> bool:
     return number % ways == 0 and training.batch % (number // ways * training.accumulate) == 0
 
 
+def load(rank: int, number: int, training: TrainingConfig | None) -> float:
+    """The share of the global batch that a rank of so many has to do.
+
+    Lanes are dealt as evenly as their number allows: of 4 on 3 ranks, one rank has two.
+    """
+    if training is None or training.strategy != "lanes":
+        return 1 / number
+    lanes = training.lanes
+    return ((rank + 1) * lanes // number - rank * lanes // number) / lanes
+
+
+def heaviest(number: int, training: TrainingConfig | None) -> float:
+    """The share of the rank that has the most to do: how long a step takes goes with it."""
+    return max(load(rank, number, training) for rank in range(number))
+
+
 def choose(slots: Sequence[int], ranks: Ranks, training: TrainingConfig | None) -> list[int]:
     """The slots to start on: as many as can be used; none if they are too few.
 

@@ -10,24 +10,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from tapeline.clock import Clock
 from tapeline.config import TrainingConfig
-from tapeline.errors import RunError
 from tapeline.signals import Verdict, triage
 from tapeline.supervise.alerts import Alerts, write_gauges
-from tapeline.supervise.elastic import Ranks, change_text, choose
+from tapeline.supervise.elastic import Ranks, change_text, load
 from tapeline.supervise.history import History
 from tapeline.supervise.launch import Engine, Launch
 from tapeline.supervise.monitor import HangLimits, Monitor
+from tapeline.supervise.places import Places, devices
 from tapeline.supervise.policy import (
     EXIT_DO_NOT_REQUEUE,
     EXIT_REQUEUE,
@@ -38,6 +36,7 @@ from tapeline.supervise.policy import (
     decide,
 )
 from tapeline.supervise.quarantine import Quarantine, Rule
+from tapeline.supervise.stragglers import Pace, SlowLimits
 
 _POLL_S = 0.02
 _GAUGES_S = 5.0
@@ -71,6 +70,8 @@ class Rules:
         policy: when to start again.
         hang: when a rank hangs.
         quarantine: when a place is left out.
+        slow: when a rank is a straggler.
+        evict: put the place of one in quarantine and go on without, where that is faster.
         health: a shell command that says by exit code 0 that TAPELINE_SLOT can be used.
         settle_s: after the first failure, how long the other ranks may take to say theirs.
         grace_s: after a stop, how long they may take to save.
@@ -79,6 +80,8 @@ class Rules:
     policy: Policy = field(default_factory=Policy)
     hang: HangLimits = field(default_factory=HangLimits)
     quarantine: Rule = field(default_factory=Rule)
+    slow: SlowLimits = field(default_factory=SlowLimits)
+    evict: bool = False
     health: str | None = None
     settle_s: float = 0.5
     grace_s: float = 120.0
@@ -124,20 +127,25 @@ class Supervisor:
     stepped: Callable[[int], None] = lambda _: None
     _history: History = field(init=False)
     _monitor: Monitor = field(init=False)
-    _quarantine: Quarantine = field(init=False)
+    _places: Places = field(init=False)
+    _pace: Pace = field(init=False)
     _stop: bool = field(init=False, default=False)
     _ranks_before: int | None = field(init=False, default=None)
-    _host: str = field(init=False, default="")
     _told_ns: int = field(init=False, default=0)
     _grow_asked: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._history = History(self.job.run)
         self._monitor = Monitor(self.job.run, self.rules.hang, self.clock)
-        self._quarantine = Quarantine(
-            self._history.folder / "quarantine.json", self.rules.quarantine
+        quarantine = Quarantine(self._history.folder / "quarantine.json", self.rules.quarantine)
+        self._places = Places(
+            self.job.ranks,
+            self.job.training,
+            quarantine,
+            self.rules.health,
+            self.alerts,
+            self.clock,
         )
-        self._host = host_name(os.environ)
 
     def supervise(self) -> Outcome:
         """Bring the run to its end.
@@ -183,23 +191,28 @@ class Supervisor:
         began_ns = self.clock.wall_ns()
         committed = self._history.committed()
         command = self.job.resume if self._history.begun() else self.job.begin
-        environment = {"TAPELINE_ATTEMPT": str(number), **_devices(slots, os.environ)}
+        environment = {"TAPELINE_ATTEMPT": str(number), **devices(slots, os.environ)}
+        loads = [load(rank, len(slots), self.job.training) for rank in range(len(slots))]
+        self._pace = Pace(self.job.run, loads, self.rules.slow, self.clock)
         launch = self.engine.start(folder, len(slots), command, environment)
         self._monitor.begin(launch)
         try:
-            planned, hung = self._watch(launch, len(slots), committed)
+            planned, hung = self._watch(launch, slots, committed)
         finally:
             launch.end()
         how = "stopped" if self._history.stopped() else _how(launch, hung=hung is not None)
         verdict = hung
         if how in ("failed", "killed"):
-            evidence = self._monitor.evidence(launch, self._host)
+            evidence = self._monitor.evidence(launch, self._places.host)
             verdict = triage(evidence, self._monitor.stuck_limits())[0]
         self._note(number, how, verdict, slots, began_ns, planned=planned and how == "preempted")
         return launch, verdict
 
-    def _watch(self, launch: Launch, num_ranks: int, committed: int) -> tuple[bool, Verdict | None]:
-        """Until it is over: whether it was stopped to go on with more ranks, and who hung."""
+    def _watch(
+        self, launch: Launch, slots: list[int], committed: int
+    ) -> tuple[bool, Verdict | None]:
+        """Until it is over: whether it was stopped to go on with other ranks, and who hung."""
+        num_ranks = len(slots)
         stopped_s: float | None = None
         failed_s: float | None = None
         planned = False
@@ -214,7 +227,7 @@ class Supervisor:
                 failed_s = failed_s or now_s
                 if now_s - failed_s > self.rules.settle_s:
                     return planned, None
-            if stopped_s is None and (self._stop or self._can_grow(num_ranks, committed)):
+            if stopped_s is None and (self._stop or self._moves(slots, committed)):
                 planned, stopped_s = not self._stop, now_s
                 launch.signal(signal.SIGTERM)
             if stopped_s and now_s - stopped_s > self.rules.grace_s:
@@ -230,7 +243,7 @@ class Supervisor:
         self.alerts.send("hang", text)
         if self.rules.policy.record_only:
             return None
-        return self._monitor.collect_stacks(launch, self._host)
+        return self._monitor.collect_stacks(launch, self._places.host)
 
     def _note(
         self,
@@ -267,39 +280,31 @@ class Supervisor:
             "attempt", f"{self.job.run}: attempt {number} {how}; {verdict.evidence[0]}"
         )
         if len(verdict.ranks) == 1:
-            place = self._place(slots[verdict.ranks[0]])
-            if self._quarantine.failed(place, verdict.evidence[0], now_ns):
-                self.alerts.send("quarantine", f"{place} is in quarantine: {verdict.evidence[0]}")
+            self._places.failed(slots[verdict.ranks[0]], verdict.evidence[0])
 
     # Places
 
     def _slots(self) -> list[int]:
         """Where the next attempt goes; waits until there is enough, none if told to stop."""
         while not self._stop:
-            usable = self._usable()
-            slots = choose(usable, self.job.ranks, self.job.training)
-            if slots:
+            if slots := self._places.choose():
                 return slots
-            healthy = [slot for slot in range(self.job.ranks.most) if self._healthy(slot)]
-            if slots := choose(healthy, self.job.ranks, self.job.training):
-                out = ", ".join(self._quarantine.out(self.clock.wall_ns()))
-                self.alerts.send("degraded", f"{out} used despite quarantine: the rest is too few")
-                return slots
-            if len(healthy) == self.job.ranks.most:
-                raise RunError(
-                    "--ranks",
-                    expected="a number of ranks that the configuration can be trained on",
-                    found=f"{self.job.ranks.least}:{self.job.ranks.most}",
-                    fix="See training.lanes, training.batch and training.accumulate",
-                )
-            self.alerts.send("unhealthy", f"{len(healthy)} of {self.job.ranks.most} places are fit")
             self._sleep(1.0)
         return []
 
-    def _usable(self) -> list[int]:
-        out = self._quarantine.out(self.clock.wall_ns())
-        slots = range(self.job.ranks.most)
-        return [s for s in slots if self._place(s) not in out and self._healthy(s)]
+    def _moves(self, slots: list[int], committed: int) -> bool:
+        """Whether to go on elsewhere: without a straggler, or on more places."""
+        return self._evicts(slots) or self._can_grow(len(slots), committed)
+
+    def _evicts(self, slots: list[int]) -> bool:
+        """Tell of new stragglers; whether the place of one was given up, by the rules."""
+        evicted, may_evict = False, self.rules.evict and not self.rules.policy.record_only
+        for slow in self._pace.look():
+            self.alerts.send("straggler", f"{self.job.run}: {slow.text}")
+            if may_evict and slow.behind and slow.times_best:
+                slot = slots[slow.rank]
+                evicted |= self._places.evict(slot, len(slots), slow.times_best, slow.text)
+        return evicted
 
     def _can_grow(self, num_ranks: int, committed: int) -> bool:
         """Whether more places are fit than are used, and this attempt has saved a step."""
@@ -309,19 +314,7 @@ class Supervisor:
         if now_at <= max(committed, self._grow_asked):
             return False
         self._grow_asked = now_at  # once for each saved step: a health check may take long
-        return len(choose(self._usable(), self.job.ranks, self.job.training)) > num_ranks
-
-    def _place(self, slot: int) -> str:
-        return f"{self._host}:{slot}"
-
-    def _healthy(self, slot: int) -> bool:
-        if self.rules.health is None:
-            return True
-        environment = {**os.environ, "TAPELINE_SLOT": str(slot)}
-        done = subprocess.run(
-            self.rules.health, shell=True, env=environment, stdout=subprocess.DEVNULL, check=False
-        )
-        return done.returncode == 0
+        return self._places.more_than(num_ranks)
 
     # The rest
 
@@ -362,22 +355,6 @@ class Supervisor:
 
     def _told(self, _: int, __: FrameType | None) -> None:
         self._stop = True
-
-
-def host_name(environment: Mapping[str, str]) -> str:
-    """This machine's name, as its scheduler knows it: Slurm's, the node's of a pod, or its own."""
-    names = (environment.get(key) for key in ("SLURMD_NODENAME", "NODE_NAME"))
-    return next((name for name in names if name), socket.gethostname())
-
-
-def _devices(slots: list[int], environment: Mapping[str, str]) -> dict[str, str]:
-    """Which devices the ranks see: those of the slots, where there are any."""
-    listed = environment.get("CUDA_VISIBLE_DEVICES")
-    there = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*"))
-    devices = listed.split(",") if listed else [str(number) for number in there]
-    if len(devices) <= max(slots):
-        return {}
-    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot] for slot in slots)}
 
 
 def _how(launch: Launch, *, hung: bool) -> How:
