@@ -23,7 +23,7 @@ bench: $(SETUP)
 # The data package is read as a file and never imported, so it comes without its dependencies.
 $(SETUP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,markets,remote]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,docs,markets,metrics,remote,search,trackers]"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps ob-analytics==0.1.0
 	touch $(SETUP)
 
