@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
@@ -27,8 +28,8 @@ from tapeline.report import (
 MACHINE = Machine("Processor X", 2, 8.0, "cpu", "3.11.0", {"torch": "2.10.0"}, 0.5)
 BUDGET = Budget(
     rows=(
-        BudgetRow("csv looped", 0.5, 0.5, 1.0, 20.0),
-        BudgetRow("mmap gathered", 0.01, 0.04, 1.0, 0.4),
+        BudgetRow("csv looped", 0.5, 0.5, 1.0, 1.2, 20.0),
+        BudgetRow("mmap gathered", 0.01, 0.04, 1.0, 1.2, 0.4),
     ),
     store_rows=9_120,
     columns=41,
@@ -130,7 +131,7 @@ def test_the_budget_shows_shares_units_and_the_machine():
 
 def test_a_long_machine_name_is_wrapped_not_cut():
     machine = Machine("Processor " + "long " * 50, 2, 8.0, "cpu", "3.11.0", {}, 0.5)
-    figure = budget_figure(Budget(BUDGET.rows, 9_120, 41, 256, 20, 35, 50, machine))
+    figure = budget_figure(replace(BUDGET, machine=machine))
     figure.draw_without_rendering()
     assert max(map(len, figure.get_supxlabel().splitlines())) <= 130
 

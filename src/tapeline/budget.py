@@ -40,6 +40,7 @@ class BudgetRow:
         load_ms: reading the whole store, spread over the steps of an epoch.
         batch_ms: making one batch.
         compute_ms: forward, backward and update; the same for all cases.
+        compute_bf16_ms: the same with the forward pass in bfloat16.
         load_epoch_ms: reading the whole store once.
     """
 
@@ -47,6 +48,7 @@ class BudgetRow:
     load_ms: float
     batch_ms: float
     compute_ms: float
+    compute_bf16_ms: float
     load_epoch_ms: float
 
     @property
@@ -80,6 +82,11 @@ class Budget:
     def row(self, case: str) -> BudgetRow:
         """The row of one case."""
         return next(row for row in self.rows if row.case == case)
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the model that computed."""
+        return sum(p.numel() for p in perceptron(self.T * self.columns).parameters())
 
     def ratios(self) -> dict[str, float]:
         """How many times longer the other ways to batch take than the gather."""
@@ -122,12 +129,14 @@ class Budget:
             "T": self.T,
             "steps_per_epoch": self.steps_per_epoch,
             "repetitions": self.repetitions,
+            "num_parameters": self.num_parameters,
             "rows": [
                 {
                     "case": row.case,
                     "load_ms": row.load_ms,
                     "batch_ms": row.batch_ms,
                     "compute_ms": row.compute_ms,
+                    "compute_bf16_ms": row.compute_bf16_ms,
                     "load_epoch_ms": row.load_epoch_ms,
                     "data_share": row.data_share,
                 }
@@ -161,13 +170,14 @@ def measure_budget(
     mapped = opened["mmap"]
     sampler = WindowSampler(WindowIndex(mapped, T, horizon), batch=batch)
     ways = _ways(opened, T, horizon, batch)
-    model = perceptron(T * len(mapped.columns))
-    step = TrainStep(model, torch.optim.Adam(model.parameters()))
-    times: dict[str, list[float]] = {name: [] for name in (*ways, *FORMATS, "compute")}
+    steps = _steps(perceptron(T * len(mapped.columns)))
+    times: dict[str, list[float]] = {name: [] for name in (*ways, *FORMATS, *steps)}
     load_every = max(1, repetitions // max(3, repetitions // 10))
-    _repeat_once(ways, step, sampler, {name: [] for name in times}, 0)  # compile, fault in, warm up
+    _repeat_once(
+        ways, steps, sampler, {name: [] for name in times}, 0
+    )  # compile, fault in, warm up
     for number in range(repetitions):
-        _repeat_once(ways, step, sampler, times, number)
+        _repeat_once(ways, steps, sampler, times, number)
         if number % load_every == 0:
             for fmt in FORMATS:
                 times[fmt].append(_timed(lambda fmt=fmt: Shards(root, fmt).mm.sum()))  # type: ignore[misc]
@@ -183,6 +193,7 @@ def measure_budget(
                 load_ms=load_ms[case] / steps_per_epoch,
                 batch_ms=medians[case],
                 compute_ms=medians["compute"],
+                compute_bf16_ms=medians["compute in bfloat16"],
                 load_epoch_ms=load_ms[case],
             )
             for case in ways
@@ -221,9 +232,17 @@ def _ways(opened: dict[str, Shards], T: int, horizon: int, batch: int) -> dict[s
     }
 
 
+def _steps(model: torch.nn.Module) -> dict[str, TrainStep]:
+    optimizer = torch.optim.Adam(model.parameters())
+    return {
+        "compute": TrainStep(model, optimizer),
+        "compute in bfloat16": TrainStep(model, optimizer, precision="bfloat16"),
+    }
+
+
 def _repeat_once(
     ways: dict[str, Way],
-    step: TrainStep,
+    steps: dict[str, TrainStep],
     sampler: WindowSampler,
     times: dict[str, list[float]],
     number: int,
@@ -232,7 +251,8 @@ def _repeat_once(
     for case, way in ways.items():
         times[case].append(_timed(lambda way=way: way(sessions, starts)))  # type: ignore[misc]
     x, y = (torch.from_numpy(a) for a in ways["mmap gathered"](sessions, starts))
-    times["compute"].append(_timed(lambda: step(number, x, y)))
+    for name, step in steps.items():
+        times[name].append(_timed(lambda step=step: step(number, x, y)))  # type: ignore[misc]
 
 
 def _timed(what: Callable[[], object]) -> float:

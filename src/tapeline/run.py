@@ -63,7 +63,9 @@ def start(
         promise = Promise.of_new(parts)
 
         def create() -> None:
-            run.create({**record(config, parts.data.record(), clock), **promise.as_dict()})
+            found = record(config, parts.data.record(), clock)
+            size = {"num_parameters": sum(p.numel() for p in parts.model.parameters())}
+            run.create({**found, **size, **promise.as_dict()})
             stack.enter_context(run.locked())
 
         from_first(world, create)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typer
 
+from tapeline.cli.advise import advise_run
 from tapeline.cli.bench import bench
 from tapeline.cli.checkpoints import app as checkpoints
 from tapeline.cli.diagnose import diagnose
@@ -59,6 +60,7 @@ app.command("sweep-batch")(sweep_batch)
 app.command("tutorial")(tutorial)
 app.command("demo")(demo)
 app.command("diagnose")(diagnose)
+app.command("advise")(advise_run)
 app.command("report")(report)
 app.command("doctor")(doctor)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tapeline.cli.advise import budget_advice, print_advice
 from tapeline.cli.output import Json, print_json, progress_bar, say
 
 if TYPE_CHECKING:
@@ -22,8 +23,13 @@ def bench(
     rows: Annotated[
         int | None, typer.Option(min=1, help="Project to a store of this many rows.")
     ] = None,
+    advice: Annotated[
+        bool,
+        typer.Option("--advice", help="Before buying an accelerator: what each lever would give."),
+    ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Write the figure to PLOT.svg and .png.")
+        Path | None,
+        typer.Option(help="Write the figure to PLOT.svg and .png; of advice to PLOT-advice."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -38,6 +44,7 @@ def bench(
     """
     from tapeline.budget import all_formats, measure_budget
     from tapeline.report import budget_figure, save_figure
+    from tapeline.report.plan_figures import lever_figure
     from tapeline.store import write_shards
     from tapeline.tape import synthetic_sessions
 
@@ -50,13 +57,22 @@ def bench(
             say(f"copying {store} to {root} in csv, npy and mmap, to measure there")
             all_formats(store, root)
         budget = measure_budget(root, repetitions=repetitions, progress=progress)
+    inputs, levers = budget_advice(budget) if advice else (None, {})
     if plot:
         save_figure(budget_figure(budget), plot)
         say(f"figure: {plot}.svg, {plot}.png")
+    if plot and levers:
+        aside = plot.with_name(f"{plot.name}-advice")
+        save_figure(lever_figure(levers), aside)
+        say(f"figure: {aside}.svg, {aside}.png")
     if as_json:
-        print_json({**budget.as_dict(), "projection": budget.project(rows) if rows else None})
-    else:
-        _print(budget, rows)
+        told = {case: [one.as_dict() for one in of_case] for case, of_case in levers.items()}
+        projection = budget.project(rows) if rows else None
+        print_json({**budget.as_dict(), "projection": projection, "advice": told or None})
+        return
+    _print(budget, rows)
+    if inputs:
+        print_advice(inputs, levers)
 
 
 def _print(budget: Budget, rows: int | None) -> None:

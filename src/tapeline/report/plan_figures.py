@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
+from tapeline.plan.advice import Lever
 from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, plain, styled
 
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -71,4 +72,38 @@ def share_figure(cases: Mapping[str, Mapping[str, float]], note: str) -> Figure:
         axes.set_xlabel("share of wall time (%)")
         legend_above(axes)
         caption(figure, note)
+    return figure
+
+
+def lever_figure(cases: Mapping[str, Sequence[Lever]]) -> Figure:
+    """What each lever would give at most: a bar for each whose effect is known, by case.
+
+    Args:
+        cases: where one starts from, to its levers, the most first.
+    """
+    known = {case: [one for one in levers if one.speedup] for case, levers in cases.items()}
+    with styled():
+        heights = [len(levers) + 1 for levers in known.values()]
+        figure = Figure(figsize=(WIDTH_IN, 1.0 + 0.36 * sum(heights)))
+        rows = figure.subplots(len(known), 1, sharex=True, squeeze=False, height_ratios=heights)
+        for (case, levers), axes in zip(known.items(), rows[:, 0], strict=True):
+            places = range(len(levers))
+            values = [one.speedup or 0.0 for one in levers]
+            axes.barh(places, values, 0.62, color=SERIES[0])
+            axes.axvline(1, color=COLOURS["ink"], linewidth=1)
+            for place, value in zip(places, values, strict=True):
+                axes.annotate(
+                    f"{value:.2f} ×",
+                    (value, place),
+                    (5, 0),
+                    textcoords="offset points",
+                    va="center",
+                )
+            axes.set_yticks(places, [one.name for one in levers])
+            axes.invert_yaxis()
+            axes.grid(visible=False, axis="y")
+            axes.set_title(case, loc="left", fontsize=10)
+            axes.margins(x=0.12)
+        rows[-1, 0].set_xlabel("times as fast, at most; 1 is the step as it is")
+        caption(figure, "One lever at a time, the rest of the step as it is. Model: Amdahl 1967.")
     return figure

@@ -78,7 +78,7 @@ def show(
     if as_json:
         print_json(answer.as_dict())
         return
-    print_table(_inputs_table(answer.inputs))
+    print_table(inputs_table(answer.inputs))
     for table in answer.tables:
         print_table(table)
     for note in answer.notes:
@@ -95,7 +95,8 @@ def points(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def _inputs_table(inputs: Inputs) -> Table:
+def inputs_table(inputs: Inputs) -> Table:
+    """What was taken, each with where it is from."""
     from tapeline.report import Table
 
     rows = []

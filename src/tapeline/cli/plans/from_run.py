@@ -33,7 +33,8 @@ def measured(run: Path | None) -> Measured | None:
     from tapeline.runs import RunFolder
 
     folder = RunFolder(run, SystemClock())
-    config = folder.record().get("config", {})
+    record = folder.record()
+    config = record.get("config", {})
     stated = config.get("checkpoint", {}).get("mtbf_hours")
     decisions = decisions_of(run)
     failing, why_not = _failing(folder.attempts(), stated)
@@ -43,6 +44,7 @@ def measured(run: Path | None) -> Measured | None:
         (_stepping(run, config.get("training", {}).get("batch")), _STEPPING, _NO_LEDGER),
         (_saving(decisions), _SAVING, "saves weren't timed (checkpoint.every isn't auto)"),
         (failing, ("mtbf_hours",), why_not),
+        (_model(record), ("parameters",), "its record is older than that number in it"),
     ):
         numbers |= found
         missing |= {name: why for name in names if name not in found}
@@ -52,9 +54,17 @@ def measured(run: Path | None) -> Measured | None:
 
 _NO_LEDGER = "it has no ledger, or none of this"
 _STEPPING = (
-    *("data_ms", "compute_ms", "restart_minutes", "accelerators"),
+    *("data_ms", "compute_ms", "communication_ms", "checkpoint_ms", "rest_ms"),
+    *("restart_minutes", "accelerators"),
     *("samples_per_second", "loader_samples_per_second"),
 )
+_SPENT = {
+    "data_ms": ("data", "transfer"),
+    "compute_ms": ("compute", "communication"),
+    "communication_ms": ("communication",),
+    "checkpoint_ms": ("checkpoint",),
+    "rest_ms": ("evaluation", "other"),
+}
 _SAVING = ("checkpoint_seconds", "async_fraction", "write_slowdown")
 
 
@@ -83,11 +93,19 @@ def decisions_of(run: Path) -> list[dict[str, Any]]:
 
 def device_of(run: Path) -> str:
     """What the run's record says that it was trained on."""
+    return str(_record(run).get("machine", {}).get("device", "unknown"))
+
+
+def precision_of(run: Path) -> str:
+    """What the run's forward pass computes in."""
+    return str(_record(run).get("config", {}).get("training", {}).get("precision", "float32"))
+
+
+def _record(run: Path) -> dict[str, Any]:
     from tapeline.clock import SystemClock
     from tapeline.runs import RunFolder
 
-    record = RunFolder(run, SystemClock()).record()
-    return str(record.get("machine", {}).get("device", "unknown"))
+    return RunFolder(run, SystemClock()).record()
 
 
 def _stepping(run: Path, batch: int | None) -> dict[str, Number]:
@@ -104,14 +122,12 @@ def _stepping(run: Path, batch: int | None) -> dict[str, Number]:
     found: dict[str, Number] = {}
     if steps and spent["compute"]:
         how = f"mean over {steps} steps in the ledger"
-        found["data_ms"] = ((spent["data"] + spent["transfer"]) / steps / _NS_PER_MS, how)
-        found["compute_ms"] = (
-            (spent["compute"] + spent["communication"]) / steps / _NS_PER_MS,
-            how,
-        )
+        for name, phases in _SPENT.items():
+            found[name] = (sum(spent[phase] for phase in phases) / steps / _NS_PER_MS, how)
+        num = len(account.ranks)
+        found["accelerators"] = (num, "its ranks")
         if batch:
-            num, step_ms = len(account.ranks), found["data_ms"][0] + found["compute_ms"][0]
-            found["accelerators"] = (num, "its ranks")
+            step_ms = found["data_ms"][0] + found["compute_ms"][0]
             found["samples_per_second"] = (
                 batch / num / found["compute_ms"][0] * 1000,
                 f"a batch of {batch} over {num} ranks, compute a {how}",
@@ -133,6 +149,12 @@ def _stepping(run: Path, batch: int | None) -> dict[str, Number]:
             f"from failure to first step, mean over {len(starts)} in the ledger",
         )
     return found
+
+
+def _model(record: dict[str, Any]) -> dict[str, Number]:
+    """What the record says of the model."""
+    number = record.get("num_parameters")
+    return {} if number is None else {"parameters": (number, "its record")}
 
 
 def _saving(decisions: list[dict[str, Any]]) -> dict[str, Number]:
