@@ -11,19 +11,18 @@ import contextlib
 import json
 import os
 import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from tapeline.clock import Clock, SystemClock
 from tapeline.errors import RunError
 from tapeline.files import read_journal
 from tapeline.ledger import Account, Beat, account_of, heartbeat_path, read_heartbeat
 from tapeline.runs import Metrics, RunFolder, read_metrics
+from tapeline.runs.live import process_state
 from tapeline.signals import (
     Evidence,
     Exit,
@@ -36,19 +35,8 @@ from tapeline.signals import (
     triage,
 )
 
-_LETTERS = {
-    psutil.STATUS_RUNNING: "R",
-    psutil.STATUS_SLEEPING: "S",
-    psutil.STATUS_IDLE: "I",
-    psutil.STATUS_DISK_SLEEP: "D",
-    psutil.STATUS_STOPPED: "T",
-    psutil.STATUS_TRACING_STOP: "t",
-    psutil.STATUS_ZOMBIE: "Z",
-    psutil.STATUS_DEAD: "X",
-}
 _WARM_UP_STEPS = 5
 _NUM_WINDOWS, _WINDOW_STEPS, _MOST_STEPS = 20, 10, 2000
-_CLOCKS_AGREE_S = 2.0
 _ORDERLY = {"ended": os.EX_OK, "Preempted": os.EX_TEMPFAIL, "Stopped": os.EX_OK}
 
 
@@ -187,15 +175,11 @@ class _Rank:
         return max(0, self._clock.monotonic_ns() - beat.monotonic_ns) / 1e9
 
     def _state(self) -> str | None:
-        """The letter of its process, if that is there: a number alone may be another's by now."""
+        """The letter of its process, if that is there."""
         beat = self._beat
         if beat is None or not self._is_here:
             return None
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(beat.pid)
-            if process.create_time() <= time.time() - self._age_s(beat) + _CLOCKS_AGREE_S:
-                return _LETTERS.get(process.status())
-        return None
+        return process_state(beat, self._age_s(beat))
 
     def _exit(self, state: str | None) -> Exit | None:
         """How it ended; None while it runs, or as far as can be told."""

@@ -204,3 +204,23 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
                 fix="Restore the file from a copy, or delete that line",
             ) from None
     return records
+
+
+def tail_records(path: Path, most_bytes: int = 1 << 16) -> list[dict[str, Any]]:
+    """The whole records in the last bytes of a journal: cheap, however long the journal is.
+
+    A missing file is empty. A torn last line is left out, and so is what is no record.
+    """
+    try:
+        with path.open("rb") as stream:
+            start = stream.seek(max(0, stream.seek(0, os.SEEK_END) - most_bytes))
+            lines = stream.read().split(b"\n")[1 if start else 0 : -1]
+    except FileNotFoundError:
+        return []
+    records = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                records.append(record)
+    return records

@@ -29,6 +29,7 @@ from tapeline.cli.supervise import chaos, supervise
 from tapeline.cli.tours import demo, tutorial
 from tapeline.cli.train import resume, train
 from tapeline.cli.trials import compare_precision, sweep_batch
+from tapeline.cli.watch import watch
 from tapeline.errors import TapelineError
 
 app = typer.Typer(
@@ -59,6 +60,7 @@ app.command("compare-precision")(compare_precision)
 app.command("sweep-batch")(sweep_batch)
 app.command("tutorial")(tutorial)
 app.command("demo")(demo)
+app.command("watch")(watch)
 app.command("diagnose")(diagnose)
 app.command("advise")(advise_run)
 app.command("report")(report)

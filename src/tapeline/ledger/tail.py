@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ from typing import Any
 
 import psutil
 
+from tapeline.files import tail_records
 from tapeline.ledger.heartbeat import Beat
 from tapeline.ledger.phases import NS_PER_S
 
 _IN_STEPS = ("data", "transfer", "compute", "communication")
-_TAIL_BYTES = 1 << 16  # lines are a few hundred bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +36,30 @@ class LastWritten:
 
 def last_written(path: Path) -> LastWritten:
     """Read the end of a ledger; a torn line and what is no record are passed over."""
-    if not path.exists():
-        return LastWritten()
-    with path.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        start = stream.seek(max(0, size - _TAIL_BYTES))
-        lines = stream.read().split(b"\n")[1 if start else 0 : -1]
     last, step = (0, 0), 0  # attempt and end
     closed: set[object] = set()
-    for line in lines:
+    for record in tail_records(path):
         # The highest, not the last: a stretch of lines may be there twice.
-        with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
-            record = json.loads(line)
+        with contextlib.suppress(ValueError, TypeError, KeyError):
             closed |= {record.get("close")}
             if (found := int(record.get("attempt", 0))) and (found, record["end"]) >= last:
                 last, step = (found, int(record["end"])), int(record["step"])
             elif (found := int(record.get("begin", 0))) > last[0]:
                 last, step = (found, 0), int(record["from_step"])
     return LastWritten(last[0], step, last[1], last[0] in closed)
+
+
+def pace_per_s(path: Path, attempt: int) -> float | None:
+    """Steps a second of an attempt over the end of a ledger, with all that lay between them.
+
+    None where the end holds fewer than two stretches of it.
+    """
+    spans = [line for line in tail_records(path) if line.get("attempt") == attempt]
+    if len(spans) < 2:
+        return None
+    first, last = spans[0], spans[-1]
+    passed_ns = int(last["end"]) - int(first["end"])
+    return (last["step"] - first["step"]) * NS_PER_S / passed_ns if passed_ns > 0 else None
 
 
 def inferred_line(last: LastWritten, beat: Beat | None) -> list[dict[str, Any]]:

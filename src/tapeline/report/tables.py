@@ -104,7 +104,8 @@ def cell_text(cell: Cell) -> str:
     return format_count(cell) if isinstance(cell, int) else format_number(cell)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """Text with what a terminal would act on replaced."""
     # Names come from files of others; an escape sequence in one would be run by the terminal.
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
@@ -116,19 +117,19 @@ def print_table(table: Table, stream: TextIO | None = None) -> None:
     """
     stream = stream or sys.stdout
     drawn = RichTable(
-        title=Text(_printable(table.caption)) if table.caption else None,
+        title=Text(printable(table.caption)) if table.caption else None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
     for name, numeric in zip(table.columns, table.numeric(), strict=True):
         drawn.add_column(
-            Text(_printable(name)),
+            Text(printable(name)),
             justify="right" if numeric else "left",
             no_wrap=numeric,
             overflow="fold",
         )
     for row in table.texts():
-        drawn.add_row(*(Text(_printable(text)) for text in row))
+        drawn.add_row(*(Text(printable(text)) for text in row))
     console = Console(file=stream, highlight=False)
     if not console.is_terminal:
         natural = console.measure(drawn, options=console.options.update(width=100_000)).maximum

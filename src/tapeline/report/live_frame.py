@@ -1,0 +1,176 @@
+"""A run at this moment as a terminal shows it: ranks, progress, loss, time, attempts, findings.
+
+Covers the drawing alone: what is there to see is `runs.live`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tapeline.report.tables import MISSING, format_number, format_percent, printable
+from tapeline.runs.live import LiveRank, LiveRun
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDTH = 60
+_LAST_LIVES, _LAST_FINDINGS = 4, 4
+# By bucket: what it is drawn with, and in the terminal's own colours, which suit its background.
+_LOOKS = {
+    "useful": ("█", "green"),
+    "starved": ("▓", "yellow"),
+    "checkpoint": ("▒", "blue"),
+    "lost": ("░", "red"),
+    "startup": ("╱", "cyan"),
+    "evaluation": ("┼", "magenta"),
+    "other": ("·", "bright_black"),
+}
+_STATES = {"running": "green", "finished": "green", "stopped": "green", "not begun": "yellow"}
+_MOST_RANKS = 16
+_SHOWN_SHARE = 0.005
+
+
+def frame(seen: LiveRun) -> RenderableType:
+    """One frame of `tapeline watch`."""
+    parts: list[RenderableType] = [_title(seen), _progress(seen)]
+    if seen.ranks:
+        parts += [Text(), _ranks(seen.ranks)]
+    parts += [Text(), _loss(seen), _time(seen)]
+    parts += [_life(life) for life in seen.lives[-_LAST_LIVES:]]
+    return Group(*parts, *_findings(seen))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 4.2 s, 3 min 05 s, 2 h 05 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+    """Values as blocks between their least and their largest; × where one isn't finite.
+
+    Where there are more than fit, each block is the mean of its share of them.
+    """
+    size = max(1, math.ceil(len(values) / width))
+    means = [
+        sum(part) / len(part)
+        for part in (values[start : start + size] for start in range(0, len(values), size))
+    ]
+    finite = [value for value in means if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    half_span = high / 2 - low / 2  # of the whole, a float may hold no number
+    top = len(_BLOCKS) - 1
+    return "".join(
+        _BLOCKS[round(top * ((value / 2 - low / 2) / half_span)) if half_span else 0]
+        if math.isfinite(value)
+        else "×"
+        for value in means
+    )
+
+
+def _title(seen: LiveRun) -> Text:
+    title = Text.assemble((printable(seen.name), "bold"), "  ")
+    title.append(seen.state, _STATES.get(seen.state, "bold red"))
+    if seen.lives:
+        title.append(f"  attempt {seen.lives[-1]['attempt']}")
+    return title.append("  supervised") if seen.supervised else title
+
+
+def _progress(seen: LiveRun) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    told = f"step {seen.step:,} of {seen.target:,}"
+    pace = left = ""
+    if seen.pace_per_s and seen.eta_s is not None:
+        pace = f"{format_number(seen.pace_per_s)} steps/s"
+        left = f"{duration(seen.eta_s)} to go"
+    bar = ProgressBar(total=max(1, seen.target), completed=seen.step, width=_WIDTH // 2)
+    grid.add_row(told, bar, pace, left)
+    return grid
+
+
+def _ranks(ranks: Sequence[LiveRank]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for name in ("rank", "step", "heartbeat", "samples/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("phase", no_wrap=True)
+    table.add_column("process", no_wrap=True)
+    # Of many, the ones that are furthest behind.
+    shown = sorted(ranks, key=lambda rank: (rank.lives is not False, rank.step or 0))[:_MOST_RANKS]
+    for rank in sorted(shown, key=lambda rank: rank.rank):
+        table.add_row(
+            str(rank.rank),
+            MISSING if rank.step is None else f"{rank.step:,}",
+            MISSING if rank.age_s is None else duration(rank.age_s),
+            MISSING if rank.samples_per_s is None else format_number(rank.samples_per_s),
+            rank.phase or MISSING,
+            _process(rank),
+        )
+    if len(ranks) > len(shown):
+        return Group(table, Text(f"and {len(ranks) - len(shown)} more ranks"))
+    return table
+
+
+def _process(rank: LiveRank) -> Text:
+    if rank.lives is None:
+        return Text("not seen from here", "yellow")
+    if not rank.lives:
+        return Text("gone", "bold red")
+    return Text("stale", "bold red") if rank.stale else Text("lives", "green")
+
+
+def _loss(seen: LiveRun) -> Text:
+    if not seen.losses:
+        return Text("loss      none yet")
+    values = [loss for _, loss in seen.losses]
+    first, last = seen.losses[0][0], seen.losses[-1][0]
+    return Text.assemble(
+        f"loss      {format_number(values[-1])}  ",
+        (sparkline(values), "blue"),
+        f"  steps {first:,} to {last:,}",
+    )
+
+
+def _time(seen: LiveRun) -> RenderableType:
+    if seen.account is None:
+        return Text(f"goodput   unknown: {printable(seen.problem or '')}")
+    spent = seen.account.job.buckets_ns
+    whole = sum(spent.values()) or 1
+    goodput = seen.account.goodput
+    bar, legend = Text("goodput   "), Text("          ")
+    bar.append("unknown" if goodput is None else format_percent(goodput)).append("  ")
+    for bucket, (glyph, hue) in _LOOKS.items():
+        share = spent[bucket] / whole
+        bar.append(glyph * round(_WIDTH * share), hue)
+        if share >= _SHOWN_SHARE:
+            legend.append(f"{glyph} ", hue).append(f"{bucket} {format_percent(share)}  ")
+    return Group(bar, legend)
+
+
+def _life(life: dict[str, object]) -> Text:
+    text = f"attempt   {life['attempt']} from step {life.get('from_step', MISSING)}"
+    if "how" in life:
+        text += f", {life['how']} at step {life.get('step', MISSING)}: {life.get('evidence', '')}"
+    else:
+        text += ", no end is told"
+    return Text(printable(text), overflow="ellipsis", no_wrap=True)
+
+
+def _findings(seen: LiveRun) -> list[Text]:
+    last = seen.findings[-_LAST_FINDINGS:]
+    lines = [
+        Text.assemble(
+            (f"{one['watcher']:<9} ", "yellow"), printable(f"step {one['step']}: {one['seen']}")
+        )
+        for one in last
+    ]
+    if more := len(seen.findings) - len(last):
+        lines.append(Text(f"and {more} findings before"))
+    return lines or [Text("findings  none")]
