@@ -153,6 +153,33 @@ def test_optimizers_continue_bitwise(make, tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_model_in_another_memory_order_continues_bitwise(fused, tmp_path: Path):
+    """What was read lies row by row; fused updates walk a parameter and its moments in memory."""
+    x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+
+    def made():
+        seed_everything(1)
+        model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    model, optimizer = made()
+    step(model, optimizer)
+    state = through_disk(capture_state(model, optimizer, step=1), tmp_path)
+    other, resumed = made()
+    restore_state(state, other, resumed)
+    assert resumed.state[other.weight]["exp_avg"].stride() == other.weight.stride()
+    for _ in range(2):
+        step(model, optimizer)
+        step(other, resumed)
+    assert torch.equal(model.weight, other.weight)
+
+
 class WideMomentum(torch.optim.Optimizer):
     """Keeps float32 momentum for bfloat16 parameters; torch's own load would round it."""
 

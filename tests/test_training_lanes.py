@@ -58,6 +58,23 @@ def test_gradients_lie_in_one_flat_buffer():
         assert left.data_ptr() + 4 * left.numel() == right.data_ptr()
 
 
+def test_gradients_lie_in_the_order_of_their_parameters_memory():
+    """Fused updates walk both side by side: in another order they take another's gradient."""
+    x = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    weights = []
+    for lanes in (1, 4):
+        torch.manual_seed(0)
+        model = nn.Conv2d(3, 2, 2).to(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        Lanes(model, num_lanes=lanes).backward(
+            x, lambda part, model=model: model(part).sin().mean()
+        )
+        assert model.weight.grad.stride() == model.weight.stride() != (12, 4, 2, 1)
+        optimizer.step()
+        weights.append(model.weight.detach())
+    assert torch.allclose(*weights, atol=1e-7)
+
+
 def test_losses_stay_what_they_were_when_the_next_step_is_done():
     model = network()
     lanes = Lanes(model, num_lanes=2)
@@ -313,24 +330,64 @@ def test_batches_that_cannot_be_cut_evenly_are_refused(num):
 
 
 @pytest.mark.parametrize(
-    ("batch", "found"), [((torch.ones(8), torch.ones(4)), "4, 8"), ([], "none"), (None, "none")]
+    ("batch", "found"),
+    [
+        ((torch.ones(8), torch.ones(4)), "4, 8"),
+        ([], "none"),
+        (None, "NoneType"),
+        ({"x": torch.ones(8), "instrument": "BTCUSD"}, "str"),
+        ((torch.ones(8), torch.ones(8).numpy()), "ndarray"),
+        ((torch.ones(8), torch.ones(())), "one without dimensions"),
+    ],
 )
 def test_batches_that_are_none_are_refused(batch, found):
     with pytest.raises(TrainingError) as error:
         Lanes(network(), num_lanes=4).backward(batch, loss_of(None))
     assert str(error.value) == (
         f"batch: expected tensors with the same number of examples, found {found}. "
-        "Give a tensor, or a tuple, list or dict of tensors."
+        "Give a tensor, or a tuple, list or dict of tensors; `loss_fn` can hold what isn't cut."
     )
 
 
-def test_a_loss_of_many_numbers_is_refused():
+@pytest.mark.parametrize(
+    ("loss_of", "found"), [(lambda output: output, "shape [6, 1]"), (lambda _: 1.5, "1.5")]
+)
+def test_a_loss_that_is_no_single_number_is_refused(loss_of, found):
     model, batch = network(), examples()
     with pytest.raises(TrainingError) as error:
-        Lanes(model, num_lanes=4).backward(batch, lambda lane: model(lane[0]))
+        Lanes(model, num_lanes=4).backward(batch, lambda lane: loss_of(model(lane[0])))
     assert str(error.value) == (
-        "loss_fn: expected one number, the mean over the lane's examples, found shape [6, 1]. "
-        "Return `losses.mean()`."
+        "loss_fn: expected one number in a tensor, the mean over the lane's examples, found "
+        f"{found}. Return `losses.mean()`."
+    )
+
+
+def freeze(model):
+    model[0].weight.requires_grad_(False)
+
+
+def unfreeze(model):
+    model[0].bias.requires_grad_(True)
+
+
+def replace(model):
+    model[0] = nn.Linear(4, 3)
+    model[0].bias.requires_grad_(False)
+
+
+@pytest.mark.parametrize(("change", "number"), [(freeze, 0), (unfreeze, 2), (replace, 1)])
+def test_other_parameters_than_at_the_start_are_refused(change, number):
+    """Gradients of a layer that came later would be summed over neither lanes nor ranks."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    model[0].bias.requires_grad_(False)
+    lanes = Lanes(model, num_lanes=4)
+    change(model)
+    with pytest.raises(TrainingError) as error:
+        lanes.backward(torch.ones(8, 4), lambda lane: model(lane).mean())
+    assert str(error.value) == (
+        "model Sequential: expected the 1 parameters to train that it had when Lanes was made, "
+        f"found {number}, not the same. Make Lanes anew after freezing, unfreezing or replacing a "
+        "layer, and give it the state() of the old."
     )
 
 

@@ -146,15 +146,22 @@ def _restore_optimizer(
     ]
     rest = {key: value for key, value in tree.items() if key != "class"}
     optimizer.load_state_dict({**rest, "state": saved, "param_groups": groups})
-    # torch casts to the parameter's type, which loses bits of an optimiser that keeps more.
+    # torch casts to the parameter's type, which loses bits of an optimiser that keeps more. And
+    # what was read lies row by row: fused updates walk a parameter and its moments side by side
+    # in memory, whatever its order (channels_last).
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, entries in saved.items():
         if not isinstance(number, int):
             continue
-        live = optimizer.state[parameters[number]]
+        parameter = parameters[number]
+        live = optimizer.state[parameter]
         for key, value in entries.items():
-            if isinstance(value, torch.Tensor) and live[key].dtype != value.dtype:
+            if not isinstance(value, torch.Tensor):
+                continue
+            if live[key].dtype != value.dtype:
                 live[key] = value.to(live[key].device)
+            if value.shape == parameter.shape and live[key].stride() != parameter.stride():
+                live[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(live[key])
 
 
 def _check_world(state: State) -> None:

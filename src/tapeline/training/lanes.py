@@ -20,6 +20,7 @@ Python's `random` or NumPy, or talks to other ranks in its forward pass sees the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import is_not
 from typing import Any, TypeVar
 
 import torch
@@ -88,7 +89,8 @@ class Lanes:
         self.step = 0
         self.ballot = Ballot()
         self.exchange = Exchange(num_lanes, rank, world_size, group)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._model = model
+        self._parameters = _trained(model)
         self._device = self._parameters[0].device
         self._weight = torch.tensor(1 / num_lanes, device=self._device)  # exact: a power of two
         self._moving = MovingBuffers(model)
@@ -127,8 +129,10 @@ class Lanes:
             The mean loss over the whole batch, on the device; the same on every rank.
 
         Raises:
-            TrainingError: the batch can't be cut evenly, or the loss is no single number.
+            TrainingError: the batch can't be cut evenly, the loss is no single number, or the model
+                has other parameters to train than at the start.
         """
+        self._check_parameters()
         number = self.step if step is None else step
         mine = self.exchange.lanes
         first, count = (0, len(mine)) if self.own_rows_only else (mine.start, self.num_lanes)
@@ -175,6 +179,19 @@ class Lanes:
             )
         self.step = state["step"]
 
+    def _check_parameters(self) -> None:
+        """One that came later would be summed over neither lanes nor ranks."""
+        now = _trained(self._model)
+        if len(now) != len(self._parameters) or any(map(is_not, now, self._parameters)):
+            raise TrainingError(
+                f"model {type(self._model).__name__}",
+                expected=f"the {len(self._parameters)} parameters to train that it had when Lanes "
+                "was made",
+                found=f"{len(now)}, not the same",
+                fix="Make Lanes anew after freezing, unfreezing or replacing a layer, and give it "
+                "the state() of the old",
+            )
+
     def _lane_size(self, num_examples: int, count: int) -> int:
         if num_examples == 0 or num_examples % count:
             raise TrainingError(
@@ -198,7 +215,12 @@ class Lanes:
         if views is None:
             sizes = [p.numel() for p in self._parameters]
             pieces = torch.split(vector[: self._num_gradients], sizes)
-            views = [v.view(p.shape) for v, p in zip(pieces, self._parameters, strict=True)]
+            # In the order of the parameter's own memory (channels_last): fused updates walk a
+            # parameter and its gradient side by side.
+            views = [
+                piece.as_strided(p.shape, torch.empty_like(p, device="meta").stride())
+                for piece, p in zip(pieces, self._parameters, strict=True)
+            ]
             self._views[vector.data_ptr()] = views
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.grad = view
@@ -223,12 +245,16 @@ def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
     return 0, 1
 
 
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
 def _single(loss: Tensor) -> Tensor:
-    if loss.shape != ():
+    if not isinstance(loss, Tensor) or loss.shape != ():
         raise TrainingError(
             "loss_fn",
-            expected="one number, the mean over the lane's examples",
-            found=f"shape {list(loss.shape)}",
+            expected="one number in a tensor, the mean over the lane's examples",
+            found=f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss),
             fix="Return `losses.mean()`",
         )
     return loss
@@ -237,23 +263,29 @@ def _single(loss: Tensor) -> Tensor:
 def _num_examples(batch: Any) -> int:
     sizes = {len(tensor) for tensor in _tensors(batch)}
     if len(sizes) != 1:
-        raise TrainingError(
-            "batch",
-            expected="tensors with the same number of examples",
-            found=", ".join(map(str, sorted(sizes))) or "none",
-            fix="Give a tensor, or a tuple, list or dict of tensors",
-        )
+        raise _no_batch(", ".join(map(str, sorted(sizes))) or "none")
     return sizes.pop()
 
 
 def _tensors(batch: Any) -> list[Tensor]:
     if isinstance(batch, Tensor):
+        if not batch.dim():
+            raise _no_batch("one without dimensions")
         return [batch]
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, tuple | list):
         return [tensor for item in batch for tensor in _tensors(item)]
-    return []
+    raise _no_batch(type(batch).__name__)
+
+
+def _no_batch(found: str) -> TrainingError:
+    return TrainingError(
+        "batch",
+        expected="tensors with the same number of examples",
+        found=found,
+        fix="Give a tensor, or a tuple, list or dict of tensors; `loss_fn` can hold what isn't cut",
+    )
 
 
 def _cut(batch: Any, start: int, stop: int) -> Any:
