@@ -19,6 +19,7 @@ KINDS = (
     errors.TrainingError,
     errors.RunError,
     errors.LedgerError,
+    errors.ExportError,
 )
 SAID = {"expected": "8 bytes", "found": "7", "fix": "Copy it again"}
 

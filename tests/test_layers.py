@@ -38,7 +38,7 @@ FLOORS = (
     ("training", "supervise", "plan", "runs"),
     ("attempt",),
     ("run", "budget", "ingest", "doctor", "diagnosis", "project", "readiness", "repeat"),
-    ("search", "report", "prove"),
+    ("search", "report", "prove", "export"),
     ("tours",),
     ("cli",),
     ("", "__main__"),  # the package's own face, and `python -m tapeline`

@@ -46,7 +46,7 @@ def test_metrics_have_each_step_once(run):
     assert metrics["validation/mse"].values.tolist() == [0.5]
 
 
-def test_artifacts_are_the_record_the_report_and_checkpoints_with_their_hashes(run):
+def test_artifacts_are_the_record_lives_the_report_and_checkpoints_with_their_hashes(run):
     (run.path / "report.html").write_text("page")
     saved = run.checkpoints_path / "step-00000007"
     saved.mkdir(parents=True)
@@ -59,6 +59,7 @@ def test_artifacts_are_the_record_the_report_and_checkpoints_with_their_hashes(r
     record = (run.path / "run.json").stat().st_size
     assert told == [
         ("run.json", record, None),
+        ("attempts.jsonl", (run.path / "attempts.jsonl").stat().st_size, None),
         ("report.html", 4, None),
         ("checkpoints/step-00000007/state.safetensors", 12, "h"),
     ]

@@ -8,7 +8,8 @@
     ├── CheckpointError          a checkpoint that is damaged, or of another model, data set or run
     ├── TrainingError            a model, an optimiser or a step that can't go on
     ├── RunError                 a run folder, or the place a run should go to
-    └── LedgerError              a ledger that doesn't add up, or is used out of order
+    ├── LedgerError              a ledger that doesn't add up, or is used out of order
+    └── ExportError              a tracker that isn't installed, can't be reached or says no
 
 A message says where, what was expected, what was found and what to do. Faults of our own are
 `assert`s, not these.
@@ -75,3 +76,7 @@ class RunError(TapelineError):
 
 class LedgerError(TapelineError):
     """A ledger's spans don't add up, or it is used out of order."""
+
+
+class ExportError(TapelineError):
+    """A tracker isn't installed, can't be reached, or refuses what it is given."""

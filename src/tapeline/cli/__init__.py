@@ -17,6 +17,7 @@ from tapeline.cli.bench import bench
 from tapeline.cli.checkpoints import app as checkpoints
 from tapeline.cli.diagnose import diagnose
 from tapeline.cli.doctor import doctor
+from tapeline.cli.export import export
 from tapeline.cli.ingest import ingest
 from tapeline.cli.new import new
 from tapeline.cli.plans import app as plans
@@ -64,6 +65,7 @@ app.command("watch")(watch)
 app.command("diagnose")(diagnose)
 app.command("advise")(advise_run)
 app.command("report")(report)
+app.command("export")(export)
 app.command("doctor")(doctor)
 
 
