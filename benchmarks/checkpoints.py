@@ -2,7 +2,9 @@
 """What a checkpoint costs the training loop, and what it takes to be safe and to come back.
 
 Cases: `small` (57 thousand parameters and Adam, 0.69 MB) and `large` (100 million, 1.2 GB; a
-tenth of that with `--quick`). Every subject saves the same live objects.
+tenth of that with `--quick`). Every subject saves the same live objects. `large, in turn` is the
+memory copy and the save in the background alone, one right after the other: memory that other
+subjects left cold makes whichever copy comes first several times slower.
 
     blocking_s    until `save` returns, nothing else running
     durable_s     until the bytes are on the disk
@@ -30,7 +32,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +50,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from tapeline.checkpoint import Checkpointer, capture_state, load_checkpoint
 
 REFERENCES = ("memory copy", "write + fsync")
+IN_TURN = ("memory copy", "tapeline async")
 MARKS = (("durable", "write + fsync"), ("load", "DCP save"))
 Live = tuple[nn.Module, torch.optim.Optimizer]
 
@@ -337,11 +340,13 @@ def peak_extra_mb(found: list[float]) -> Iterator[None]:
         found.append((max(peak, process.memory_info().rss) - before) / 1e6)
 
 
-def warmed_up(samples: Samples, case: Case, live: Live, root: Path) -> dict[str, Subject]:
+def warmed_up(
+    samples: Samples, case: Case, live: Live, root: Path, names: Iterable[str] = SUBJECTS
+) -> dict[str, Subject]:
     """Every subject after its first save."""
     subjects = {}
-    for number, (name, kind) in enumerate(SUBJECTS.items()):
-        extra: list[float] = []
+    for number, name in enumerate(names):
+        kind, extra = SUBJECTS[name], list[float]()
         with peak_extra_mb(extra):  # what a subject allocates up front counts too
             subject = subjects[name] = kind(live, root / f"{case.name}-{number}")
             subject.save()
@@ -388,6 +393,18 @@ def measure_case(samples: Samples, case: Case, root: Path) -> None:
         shutil.rmtree(subject.folder)
 
 
+def measure_in_turn(samples: Samples, case: Case, root: Path) -> None:
+    subjects = warmed_up(samples, case, trained(case.widths), root, IN_TURN)
+    for _ in range(case.rounds):
+        for name, subject in subjects.items():
+            samples.add(case.name, name, "blocking_s", timed(subject.save), "s")
+            subject.wait()
+            subject.tidy()
+    for subject in subjects.values():
+        subject.close()
+        shutil.rmtree(subject.folder)
+
+
 def marks(samples: Samples) -> Iterator[Row]:
     """The ratios that are no ratios of blocking_s."""
     for metric, reference in MARKS:
@@ -403,6 +420,8 @@ def measure(quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory(dir=".", prefix=".benchmark-") as folder:
         for case in QUICK if quick else CASES:
             measure_case(samples, case, Path(folder))
+        in_turn = replace(case, name=f"{case.name}, in turn", rounds=3 if quick else 8)
+        measure_in_turn(samples, in_turn, Path(folder))
     return [*samples.rows("blocking_s", REFERENCES), *marks(samples)]
 
 
