@@ -21,6 +21,7 @@ from tapeline.checkpoint.drain import Copied, Drain
 from tapeline.checkpoint.durable import MARKER, DurableTier
 from tapeline.checkpoint.retain import Retention
 from tapeline.errors import CheckpointError
+from tapeline.files import ASIDE
 from tapeline.testing import Crash, Fault, FaultyDisk, FaultyObjects
 
 METADATA = {
@@ -481,6 +482,69 @@ def test_a_deletion_cut_short_anywhere_leaves_whole_copies(root: str, tmp_path: 
             tier.verify(step)
         DurableTier(root, Retention(last=1)).retire()
         assert DurableTier(root).steps() == [3]
+
+
+@pytest.mark.parametrize("what", ["copy", "deletion"])
+def test_what_was_cut_short_anywhere_is_swept_once_it_is_old(root: str, tmp_path: Path, what: str):
+    first, second = line_of_copies(tmp_path / "run", {1: None, 2: None})
+    elsewhere = tmp_path / "another run"  # the local one of step 1 has gone
+    elsewhere.mkdir()
+    filesystem, path = store_of(root)
+
+    def files() -> list[str]:
+        filesystem.invalidate_cache()
+        return sorted(name.removeprefix(path) for name in filesystem.find(path))
+
+    number, struck = 0, True
+    while struck:
+        tier = DurableTier(root, Retention(last=1))
+        if what == "deletion":
+            tier.copy(first)
+            tier.copy(second)
+        work = tier.retire if what == "deletion" else lambda tier=tier: tier.copy(first)
+        with faulty(root, Fault("crash", number)) as place:
+            with contextlib.suppress(Crash, CheckpointError):
+                work()
+            struck = bool(place.struck)
+        tier.sweep(elsewhere)  # nothing newer is there, or what went is older than the newest
+        DurableTier(root).copy(second)
+        there = files()
+        tier.sweep(first.parent)  # as if it were in flight
+        assert files() == there
+        tier.sweep(elsewhere)
+        left = {name.split("/")[-2] for name in files()}
+        assert left == {f"step-{step:08d}" for step in tier.steps()}
+        assert not [name for name in files() if ASIDE in name]
+        for step in tier.steps():
+            tier.verify(step)
+        empty(root)
+        number += 1
+    assert number > 3
+
+
+def test_a_place_that_is_no_folder_is_not_taken_for_an_empty_one(tmp_path: Path):
+    (tmp_path / "far").touch()
+    with pytest.raises(CheckpointError) as error:
+        DurableTier(tmp_path / "far").steps()
+    assert str(error.value) == (
+        f"{tmp_path / 'far'}: expected a place for durable copies that can be read and written, "
+        "found Not a directory. Check the address, the room, the permissions and the network."
+    )
+
+
+def test_a_copy_that_cannot_be_listed_is_told(tmp_path: Path, commits, monkeypatch):
+    tier = DurableTier(tmp_path / "far")
+    tier.copy(commits[0])
+    really = os.scandir
+
+    def scandir(path):
+        if Path(path).name == "step-00000001":
+            raise PermissionError(13, os.strerror(13), str(path))
+        return really(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(CheckpointError, match="far: expected .* found Permission denied"):
+        tier.steps()
 
 
 def test_copies_that_a_run_passed_over_push_nothing_out(tmp_path: Path):

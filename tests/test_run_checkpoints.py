@@ -418,6 +418,8 @@ def test_a_copy_that_fails_is_told_and_made_up_for(workplace, tmp_path):
     far.touch()  # in the way of the folder
     with (
         pytest.warns(RuntimeWarning, match="A checkpoint was not copied: .*far: expected a place"),
+        pytest.warns(RuntimeWarning, match="left out of this resume: .*far: .* Not a directory"),
+        pytest.warns(RuntimeWarning, match="copies can't be listed: .*far: .* Not a directory"),
         pytest.raises(CheckpointError, match="far: expected a place for durable copies"),
     ):
         resume(run, durable(tmp_path))
@@ -431,6 +433,14 @@ def test_a_copy_that_fails_is_told_and_made_up_for(workplace, tmp_path):
 def test_copies_go_by_a_rule_of_their_own(workplace, tmp_path):
     start(config_of(workplace, *durable(tmp_path), "checkpoint.durable_keep=2"), tmp_path / "run")
     assert DurableTier(tmp_path / "far").steps() == [40, 32]
+
+
+def test_the_best_copies_stay_beside_the_newest(workplace, tmp_path):
+    settings = (*durable(tmp_path), "checkpoint.durable_keep=1", "checkpoint.keep_best=2")
+    start(config_of(workplace, *settings), tmp_path / "run")
+    validations = RunFolder(tmp_path / "run", FakeClock()).validations()
+    best = sorted(validations, key=lambda step: validations[step]["mse"])[:2]
+    assert set(DurableTier(tmp_path / "far").steps()) == {40, *best}
 
 
 def test_a_tier_out_of_reach_is_told_and_the_local_one_is_gone_on_from(

@@ -168,7 +168,7 @@ class CheckpointConfig(Section):
     durable: str | None = Field(None, description="folder or URL for copies, of this run alone")
     durable_every: Positive = Field(1000, description="steps between copies; one more at the end")
     durable_keep: Positive | None = Field(
-        None, description="how many of the newest copies stay; default: all"
+        None, description="how many of the newest copies stay, beside the best; default: all"
     )
     grace_s: PositiveFloat = Field(30.0, description="from a notice to stop to the kill")
     notice_file: str | None = Field(None, description="the run stops once this file exists")

@@ -146,8 +146,9 @@ def _origin(
 def _tier(settings: CheckpointConfig) -> DurableTier | None:
     if not settings.durable:
         return None
-    number = settings.durable_keep
-    return DurableTier(settings.durable, keep=Retention(last=number) if number else None)
+    number, best = settings.durable_keep, settings.keep_best
+    keep = Retention(last=number, best=best) if number else None
+    return DurableTier(settings.durable, keep=keep)
 
 
 def taints_of(run: RunFolder) -> TaintJournal:

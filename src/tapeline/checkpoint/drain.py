@@ -25,9 +25,9 @@ class Copied:
 class Drain:
     """Copies in a thread, one after the other, in the order of `submit`; the loop never waits.
 
-    After each copy those that the tier's rule doesn't keep are deleted. A copy that fails is not
-    tried again by itself: the next checkpoint comes soon. The thread ends with the process,
-    `close` aside: what is half copied then has no marker.
+    After each copy those that the tier's rule doesn't keep are deleted, and what copies that were
+    cut short have left. A copy that fails is not tried again by itself: the next checkpoint comes
+    soon. The thread ends with the process, `close` aside: what is half copied then has no marker.
 
     Args:
         tier: where to.
@@ -80,6 +80,7 @@ class Drain:
             try:
                 self._on_copied(Copied(folder, self._tier.copy(folder)))
                 self._tier.retire()
+                self._tier.sweep(folder.parent)
             except BaseException as error:
                 with self._lock:
                     self._failures.append(error)

@@ -25,7 +25,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any, Final, Literal
 
@@ -38,7 +38,7 @@ from tapeline.checkpoint.retain import Held, Retention, to_delete
 from tapeline.checkpoint.shelf import METRIC
 from tapeline.checkpoint.tags import Tags
 from tapeline.errors import CheckpointError
-from tapeline.files import atomic_folder, canonical_json
+from tapeline.files import ASIDE, atomic_folder, canonical_json
 
 MARKER = "durable.json"
 _FORMAT: Final = "tapeline durable copy"
@@ -148,9 +148,7 @@ class DurableTier:
 
     def steps(self) -> list[int]:
         """The steps that have a marker, the highest first."""
-        names = [name.split("/") for name in self._place.sizes()]
-        matches = [_FOLDER.fullmatch(name[0]) for name in names if name[1:] == [MARKER]]
-        return sorted((int(match[1]) for match in matches if match), reverse=True)
+        return _marked(self._place.sizes())
 
     def verify(self, step: int) -> Marker:
         """Read every byte of a copy and check it.
@@ -243,6 +241,24 @@ class DurableTier:
             self._place.remove([f"{name}/{MARKER}"])
             self._place.remove(self._place.sizes(name))
         return steps
+
+    def sweep(self, local: Path) -> None:
+        """Delete what copies and deletions that were cut short have left behind.
+
+        That is what has no marker, is older than the newest copy and not in flight: a copy in
+        flight, of whatever process, is of a checkpoint that is still in `local`.
+        """
+        here = {path.name for path in local.iterdir()}
+        names = list(self._place.sizes())
+        steps = _marked(self._place.sizes())  # later: what was completed meanwhile counts
+        stray = []
+        for name in names:
+            folder, _, file = name.rpartition("/")
+            match = _FOLDER.fullmatch(folder)
+            if match and folder not in here and int(match[1]) < max(steps, default=0):
+                if int(match[1]) not in steps or file.startswith(ASIDE):
+                    stray.append(name)
+        self._place.remove(stray)
 
     def _put(self, marker: Marker, folder: Path) -> Marker:
         name = _name(marker.step)
@@ -356,6 +372,13 @@ def _describe(folder: Path) -> Marker:
             )
         files[name] = FileCopy(bytes=size, sha256=sha256.hexdigest())
     return Marker(step=manifest.step, files=files, metadata=manifest.metadata)
+
+
+def _marked(names: Iterable[str]) -> list[int]:
+    """The steps that have a marker among these files, the highest first."""
+    split = [name.split("/") for name in names]
+    matches = [_FOLDER.fullmatch(name[0]) for name in split if name[1:] == [MARKER]]
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 def _name(step: int) -> str:

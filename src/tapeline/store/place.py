@@ -110,9 +110,18 @@ class Folder(Place):
         return (self._path / name).is_file()
 
     def sizes(self, below: str = "") -> dict[str, int]:
-        """Walk the folder; what another process deletes meanwhile isn't there."""
+        """Walk the folder; what another process deletes meanwhile isn't there.
+
+        Raises:
+            OSError: something of it can't be read: to leave that out would be to call it empty.
+        """
+
+        def refuse(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):
+                raise error
+
         found: dict[str, int] = {}
-        for folder, _, names in os.walk(self._path / below):
+        for folder, _, names in os.walk(self._path / below, onerror=refuse):
             for path in (Path(folder, name) for name in names):
                 with contextlib.suppress(FileNotFoundError):
                     found[path.relative_to(self._path).as_posix()] = path.stat().st_size
