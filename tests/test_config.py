@@ -443,6 +443,7 @@ FREE = [
     "stop.patience=7",
     "stop.looks=[[7, 0.1]]",
     "stop.target=[7, 0.1]",
+    "stop.after=7",
 ]
 DECIDING = [
     "data.augment=[{name='noise',arguments={std=0.1}}]",

@@ -150,3 +150,17 @@ def test_criteria_are_no_part_of_what_decides_the_bits(workplace):
     config = config_of(workplace, stop={"target": [20, 0.5]})
     assert config.hash() == config_of(workplace).hash()
     assert config.resolved()["stop"]["target"] == [20, 0.5]
+
+
+def test_a_life_that_was_to_end_after_a_step_goes_on_to_the_same_bits(workplace):
+    whole = start(config_of(workplace), workplace / "whole")
+    run = workplace / "paused"
+    with pytest.raises(Stopped, match="this life was to end after step 20"):
+        start(config_of(workplace, "stop.after=20"), run)
+    with pytest.raises(Stopped, match="this life was to end after step 20"):
+        resume(run)  # it is there already
+    with pytest.raises(Stopped, match="after step 41"):
+        resume(run, ["stop.after=41"])
+    again = resume(run, ["stop.after=0"])
+    assert again.state_sha256 == whole.state_sha256
+    assert lives(run) == [("stopped", 0), ("stopped", 20), ("stopped", 20), ("finished", 41)]

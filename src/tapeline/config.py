@@ -212,6 +212,9 @@ class StopConfig(Section):
     patience: Positive = Field(2, description="looks in a row above the band that stop the run")
     looks: list[FiniteLook] = Field(default_factory=list, description="the band, by step")
     target: FiniteLook | None = Field(None, description="a loss to reach by a step, or stop")
+    after: Annotated[int, Field(ge=0)] = Field(
+        0, description="the step that this life ends after, saved, to go on later; 0: the last one"
+    )
 
     @field_validator("looks", "target", mode="before")
     @classmethod

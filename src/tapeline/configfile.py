@@ -11,7 +11,7 @@ import math
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -104,8 +104,11 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def _section(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
-    for part in path:
+    parts = iter(path)
+    for part in parts:
         field = model.model_fields.get(str(part))
+        if field is not None and get_origin(field.annotation) is dict:
+            next(parts, None)  # a key of the user's own
         kinds = () if field is None else (field.annotation, *get_args(field.annotation))
         sections = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
         if not sections:
@@ -146,7 +149,7 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> Con
     elif kind.startswith(("greater_than", "less_than")):
         wanted = f"a number {wanted}"
     return ConfigError(
-        f"{where}, key `{key}`",
+        f"{where}, key `{key}`" if key else where,
         expected=wanted,
         found=shown if len(shown) < 60 else f"{shown[:57]}…",
         fix="Put the value in quotes" if kind == "string_type" else "Correct the value",

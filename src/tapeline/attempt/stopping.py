@@ -38,6 +38,7 @@ class Stopping:
         self._world = parts.world
         self._last = parts.config.training.steps
         self._criteria = criteria_of(parts.config.stop)
+        self._after = parts.config.stop.after or self._last
         self._losses = losses
         self._keeper = keeper
 
@@ -47,9 +48,9 @@ class Stopping:
         Raises:
             Stopped: the run should end; it was saved.
         """
-        due = number < self._last and self._criteria.is_due(number)
+        due = self._criteria.is_due(number) or number == self._after
         # What is about to be rolled back is not judged: those steps will be done again.
-        if due and self._losses.settle(number):
+        if due and number < self._last and self._losses.settle(number):
             self.check(number)
 
     def check(self, number: int) -> None:
@@ -60,9 +61,12 @@ class Stopping:
         """
 
         def judged() -> Stop | None:
-            return judge(self._criteria, self._run.losses(), number)
+            found = judge(self._criteria, self._run.losses(), number)
+            if found is None and number >= self._after:
+                found = Stop(number, f"this life was to end after step {self._after:,}")
+            return found
 
-        any_look = self._criteria.looks or self._criteria.target
+        any_look = self._criteria.looks or self._criteria.target or self._after < self._last
         if any_look and number < self._last and (found := from_first(self._world, judged)):
             self._keeper.leave(number)
             raise Stopped(found.why)

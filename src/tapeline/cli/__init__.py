@@ -25,6 +25,7 @@ from tapeline.cli.prove import prove
 from tapeline.cli.repeat import audit, compare, replicate, rerun
 from tapeline.cli.report import report
 from tapeline.cli.runs import app as runs
+from tapeline.cli.search import app as search
 from tapeline.cli.store import app as store
 from tapeline.cli.supervise import chaos, supervise
 from tapeline.cli.tours import demo, tutorial
@@ -52,6 +53,7 @@ app.command("chaos")(chaos)
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(plans, name="plan")
 app.add_typer(runs, name="runs")
+app.add_typer(search, name="search")
 app.command("audit")(audit)
 app.command("rerun")(rerun)
 app.command("replicate")(replicate)

@@ -1,0 +1,8 @@
+"""Search: configurations tried as runs, on rungs, by workers that share one journal.
+
+Covers what may be tried (`space`), who runs what next (`schedule`: pure), which configuration comes
+next (`suggest`: Optuna's samplers), the journal that all of it follows from (`journal`, `replay`),
+workers and the runs that they start, and what it all came to. Does not cover training, which is
+`tapeline train` and `resume` in processes of their own, nor what a search may be expected to find
+(`plan.search`).
+"""
