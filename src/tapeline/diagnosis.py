@@ -72,13 +72,20 @@ class Diagnosis:
         }
 
 
-def diagnose(run: Path, *, limits: Limits | None = None, clock: Clock | None = None) -> Diagnosis:
+def diagnose(
+    run: Path,
+    *,
+    limits: Limits | None = None,
+    clock: Clock | None = None,
+    account: Account | None = None,
+) -> Diagnosis:
     """Say why a run is slow, stuck or dead, from its folder alone.
 
     Args:
         run: its folder.
         limits: from where on something is a finding.
         clock: for the ages of heartbeats.
+        account: of the run, where it is known already.
 
     Raises:
         RunError: the folder isn't a run's, or none of its lives has begun.
@@ -86,7 +93,7 @@ def diagnose(run: Path, *, limits: Limits | None = None, clock: Clock | None = N
     """
     folder = RunFolder(run, clock or SystemClock())
     folder.record()
-    evidence, attempt = _collected(folder, clock or SystemClock())
+    evidence, attempt = _collected(folder, clock or SystemClock(), account)
     findings = [line for line in read_journal(folder.findings_path) if line["attempt"] == attempt]
     lives = any(rank.process_state is not None for rank in evidence.ranks)
     return Diagnosis(triage(evidence, limits), tuple(findings), attempt, lives)
@@ -103,7 +110,9 @@ def collect(run: Path, *, clock: Clock | None = None) -> Evidence:
     return _collected(RunFolder(run, clock), clock)[0]
 
 
-def _collected(run: RunFolder, clock: Clock) -> tuple[Evidence, int]:
+def _collected(
+    run: RunFolder, clock: Clock, account: Account | None = None
+) -> tuple[Evidence, int]:
     lives = run.attempts()
     if not lives or "world_size" not in lives[-1]:
         raise RunError(
@@ -114,7 +123,8 @@ def _collected(run: RunFolder, clock: Clock) -> tuple[Evidence, int]:
         )
     life = lives[-1]
     num_ranks = life["world_size"]
-    account = account_of(run.path) if (run.path / "ledger").exists() else None
+    if account is None and (run.path / "ledger").exists():
+        account = account_of(run.path)
     metrics = [read_metrics(run.metrics_path(rank)) for rank in range(num_ranks)]
     windows = _windows(metrics, life["attempt"])
     ranks = [

@@ -19,7 +19,6 @@ from tapeline.runs import RunFolder
 from tapeline.training.ranks import from_first
 from tapeline.world import World
 
-INTERVALS = "intervals.jsonl"
 _S_PER_HOUR = 3600.0
 _NS = 1e9
 
@@ -98,7 +97,7 @@ def interval_controller(
     Lives before are counted as long as rank 0's ledger knows of them: one that was killed, until
     its last sign of life.
     """
-    path = run.path / INTERVALS
+    path = run.intervals_path
 
     def log(decision: Decision) -> None:
         with Journal(path) as journal:

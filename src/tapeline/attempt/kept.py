@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from safetensors.torch import save_file
 
-from tapeline.attempt.cadence import INTERVALS
 from tapeline.attempt.life import retention_of, taints_of
 from tapeline.attempt.origin import durable_candidates, local_candidates, run_identity
 from tapeline.checkpoint import Shelf, State, load_state
@@ -27,7 +26,7 @@ from tapeline.checkpoint.shelf import METRIC
 from tapeline.clock import SystemClock, utc
 from tapeline.config import RunConfig
 from tapeline.errors import CheckpointError
-from tapeline.files import atomic_folder, read_journal
+from tapeline.files import atomic_folder
 from tapeline.runs import RunFolder
 
 _MODEL = "model/"
@@ -111,7 +110,7 @@ class KeptCheckpoints:
 
         None for a run without one. `checkpoint.interval.Decision` tells the fields.
         """
-        decisions = read_journal(self._run.path / INTERVALS)
+        decisions = self._run.intervals()
         return decisions[-1] if decisions else None
 
     def tag(self, step: int, tag: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tapeline.errors import TapelineError
 from tapeline.plan.inputs import Quantity
@@ -129,6 +130,23 @@ def plan_goodput(before: Goodput, after: Goodput, *, overlapped_before: bool = T
         before.bill.cost - after.bill.cost,
         overlapped_before,
     )
+
+
+def planned_by(decision: Mapping[str, Any]) -> tuple[dict[str, float], str]:
+    """Checkpoint and lost time as a run's choice of an interval expected them, and its name.
+
+    Args:
+        decision: a line of the run's `intervals.jsonl`.
+    """
+    costs = decision["costs"]
+    save = Save("run", costs["blocking_s"], costs["write_s"], costs["slowdown"], background=True)
+    parts = shares(
+        save,
+        Failures(decision["mtbf"]["middle_s"], 0.0),
+        decision["num_steps"] * costs["step_s"],
+    )
+    planned = {"checkpoint": parts.checkpoint, "lost": parts.lost + parts.in_flight}
+    return planned, f"the interval chosen at step {decision['at_step']}, without restarts"
 
 
 @dataclass(frozen=True, slots=True)

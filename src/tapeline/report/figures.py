@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from tapeline.errors import TapeError
 from tapeline.files import atomic_write
+from tapeline.report.curves import curve, loss_axis, marked, step_axis
 from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, plain, styled
 from tapeline.report.tables import format_count, format_ms, format_percent
 from tapeline.session import BoolArray, Int64Array
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 _LOAD, _BATCH, _COMPUTE = COLOURS["series-2"], COLOURS["series-4"], COLOURS["series-1"]
 _PNG_DPI = 160
-
-Floats = npt.NDArray[np.float64]
 
 
 def budget_figure(budget: Budget) -> Figure:
@@ -83,12 +80,12 @@ def precision_figure(float32: Sequence[float], bfloat16: Sequence[float]) -> Fig
             ("float32", SERIES[0], np.asarray(float32)),
             ("bfloat16", SERIES[1], np.asarray(bfloat16)),
         ):
-            _curve(above, losses, hue, name, dashed=name == "bfloat16")
-        _loss_axis(above, [float32, bfloat16])
+            curve(above, losses, hue, name, dashed=name == "bfloat16")
+        loss_axis(above, [float32, bfloat16])
         below.axhline(0, color=COLOURS["muted"], linewidth=0.8)
-        _curve(below, np.subtract(bfloat16, float32), SERIES[2], "difference")
+        curve(below, np.subtract(bfloat16, float32), SERIES[2], "difference")
         below.set_ylabel("bfloat16 − float32\n(target units²)")
-        _step_axis(below, [float32])
+        step_axis(below, [float32])
         legend_above(above)
     return figure
 
@@ -113,7 +110,7 @@ def loss_figure(
         axes = figure.subplots()
         for number, (name, losses) in enumerate(curves.items()):
             hue = SERIES[number % len(SERIES)]
-            _curve(axes, np.asarray(losses), hue, name, dashed=number > 0)
+            curve(axes, np.asarray(losses), hue, name, dashed=number > 0)
         shown = [list(losses) for losses in curves.values()]
         if validation:
             steps = sorted(validation)
@@ -123,9 +120,9 @@ def loss_figure(
         if predict_zero is not None:
             shown.append([predict_zero])
             axes.axhline(predict_zero, color=COLOURS["ink"], linestyle=":", label="predicting zero")
-        _loss_axis(axes, shown)
-        _step_axis(axes, curves.values())
-        _marks(axes, marks)
+        loss_axis(axes, shown)
+        step_axis(axes, curves.values())
+        marked(axes, marks)
         legend_above(axes)
     return figure
 
@@ -211,64 +208,6 @@ def _render(figure: Figure, kind: str, *, transparent: bool = False) -> bytes:
             metadata=dict.fromkeys(unsaid),
         )
     return out.getvalue()
-
-
-def _curve(axes: Axes, losses: Floats, hue: str, name: str, *, dashed: bool = False) -> None:
-    """A noisy curve: every value faint, the mean of the steps just before strong."""
-    steps = np.arange(1, len(losses) + 1)
-    width = _smoothing(losses)
-    axes.plot(steps, losses, color=hue, linewidth=0.8, alpha=0.3)
-    if len(losses):
-        means = np.lib.stride_tricks.sliding_window_view(losses, width).mean(axis=1)
-        style = (0, (4, 2.5)) if dashed else "-"
-        axes.plot(steps[width - 1 :], means, color=hue, linestyle=style, label=name)
-
-
-def _loss_axis(axes: Axes, shown: Sequence[Sequence[float]]) -> None:
-    values = np.concatenate([np.zeros(0), *(np.asarray(part, dtype=float) for part in shown)])
-    finite = values[np.isfinite(values)]
-    if len(finite) and finite.min() > 0 and finite.max() > 20 * finite.min():
-        axes.set_yscale("log")
-        few = finite.max() < 500 * finite.min()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(plain)
-    axes.set_ylabel("mean squared error\n(target units²)")
-
-
-def _smoothing(losses: Floats | Sequence[float]) -> int:
-    return max(1, len(losses) // 20)
-
-
-def _step_axis(axes: Axes, curves: Iterable[Sequence[float]]) -> None:
-    widths = {_smoothing(losses) for losses in curves}
-    means = " and ".join(str(width) for width in sorted(widths) if width > 1)
-    axes.set_xlabel(f"step (faint: each; strong: mean of the last {means})" if means else "step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _marks(axes: Axes, marks: Sequence[tuple[int, str]]) -> None:
-    """A line at each marked step; what happens at one step shares one line and label."""
-    at_step: dict[int, list[str]] = {}
-    for step, what in marks:
-        at_step.setdefault(step, []).append(what)
-    first, last = axes.get_xlim()
-    following = [*sorted(at_step)[1:], np.inf]
-    for number, (step, happened) in enumerate(sorted(at_step.items())):
-        axes.axvline(step, color=COLOURS["ink"], linewidth=1, linestyle=(0, (2, 2)))
-        place = (step - first) / (last - first)
-        crowded = following[number] - step < 0.3 * (last - first)
-        left = place > 0.7 or (place > 0.3 and crowded)
-        axes.annotate(
-            f"{', '.join(happened)} at {format_count(step)}",
-            (step, 1),
-            (-4 if left else 4, -4 - 13 * (number % 3)),  # neighbours don't share a line
-            xycoords=axes.get_xaxis_transform(),
-            textcoords="offset points",
-            va="top",
-            ha="right" if left else "left",
-            fontsize=9,
-        )
 
 
 def _runs(

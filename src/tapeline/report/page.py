@@ -25,6 +25,21 @@ _CODE = re.compile(r"`([^`\n]+)`|\b([0-9a-f]{16,128})\b")
 
 
 @dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars of parts, drawn by the page itself, so that they fit any screen.
+
+    Attributes:
+        parts: the name of each part, the variable of its colour, and what is known of it.
+        rows: of each bar its name, the share of the full width that each part takes, and a note.
+        alt: what the bars say, for those who can't see them.
+    """
+
+    parts: Sequence[tuple[str, str, str]]
+    rows: Sequence[tuple[str, Sequence[float], str]]
+    alt: str
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A part of a page.
 
@@ -32,9 +47,11 @@ class Section:
         heading: of the section.
         text: paragraphs, apart by an empty line; what stands between `backticks`, and every
             hash, is set as code.
-        table: shown after the text.
-        figure: shown last.
+        bars: shown after the text.
+        figure: shown after them.
         alt: what the figure says, for those who can't see it; required with one.
+        table: shown last.
+        folded: whether the table is shown only when it is asked for.
     """
 
     heading: str
@@ -42,6 +59,8 @@ class Section:
     table: Table | None = None
     figure: Figure | None = None
     alt: str = ""
+    bars: Bars | None = None
+    folded: bool = False
 
     def __post_init__(self) -> None:
         assert self.figure is None or self.alt.strip(), (
@@ -58,12 +77,14 @@ class Page:
         summary: the result in a few sentences, in the form of a section's text.
         sections: in reading order.
         headline: the few figures that matter most: label, value with its unit, note.
+        verdict: what to know first, in one sentence; in the form of a section's text.
     """
 
     title: str
     summary: str
     sections: Sequence[Section]
     headline: Sequence[tuple[str, str, str]] = ()
+    verdict: str = ""
 
 
 def write_page(path: Path, page: Page) -> None:

@@ -1,286 +1,224 @@
 """The page of a run: where its time and money went, what it learnt, what was noticed, what it was.
 
-Covers: reading the files of a run folder, live or dead, through the rooms that wrote them, and
-laying out one `Page`. Measures nothing itself.
+Covers laying out what `SeenRun` read. Measures nothing itself.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from tapeline.clock import SystemClock
-from tapeline.diagnosis import Diagnosis, diagnose
-from tapeline.ledger import BUCKETS, Account, Histogram, RankLedger, account_of, read_ledgers
-from tapeline.report.figures import loss_figure
+import numpy as np
+
+from tapeline.diagnosis import Diagnosis
+from tapeline.ledger import Account
 from tapeline.report.page import Page, Section
-from tapeline.report.tables import Cell, Table, format_percent
-from tapeline.report.time_figures import attempts_figure, goodput_figure
-from tapeline.runs import RunFolder
+from tapeline.report.run_record import planned, recorded, windows
+from tapeline.report.run_times import attempts, step_parts, step_times, where_the_time_went
+from tapeline.report.seen import SeenRun
+from tapeline.report.signal_figures import Happened, learning_figure, signals_figure
+from tapeline.report.tables import Cell, Table, format_count, format_number, format_percent
+from tapeline.runs import Metrics
+from tapeline.signals import Series
 
-_NS_PER_S, _NS_PER_MS = 1e9, 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class SeenRun:
-    """What the files of a run tell, read once.
-
-    Attributes:
-        run: its folder.
-        account: where the time of all its lives went.
-        diagnosis: verdicts and findings.
-        ledgers: of its ranks.
-        record: what it was made of.
-    """
-
-    run: RunFolder
-    account: Account
-    diagnosis: Diagnosis
-    ledgers: list[RankLedger]
-    record: dict[str, Any]
-
-    @classmethod
-    def read(cls, folder: Path, price_per_hour: float | None = None) -> SeenRun:
-        """Read a run, live or dead.
-
-        Args:
-            folder: of the run.
-            price_per_hour: of one rank's accelerator; None leaves money out.
-
-        Raises:
-            RunError: `folder` is no run.
-            LedgerError: its ledgers are missing or don't add up.
-        """
-        run = RunFolder(folder, SystemClock())
-        return cls(
-            run=run,
-            record=run.record(),
-            account=account_of(folder, price_per_hour=price_per_hour),
-            diagnosis=diagnose(folder),
-            ledgers=read_ledgers(folder),
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The figures of the page as JSON can hold them."""
-        return {
-            "run": str(self.run.path),
-            "account": self.account.as_dict(),
-            "diagnosis": self.diagnosis.as_dict(),
-            "attempts": self.run.attempts(),
-            "record": self.record,
-        }
+_NS_PER_S = 1e9
+# By the name in a snapshot: the title with its unit, and how many of it the unit is.
+_SIGNALS = {
+    "grad_norm": ("gradient norm", 1.0),
+    "learning_rate": ("learning rate", 1.0),
+    "samples_per_s": ("windows per second, each rank", 1.0),
+    "step_s": ("time of a step (ms)", 1e-3),
+    "collective_wait_s": ("of it in collectives (ms)", 1e-3),
+    "rss_bytes": ("memory of the process (MB)", 1e6),
+    "device_bytes": ("memory of the device (MB)", 1e6),
+    "utilisation": ("utilisation (%)", 1e-2),
+}
 
 
 def run_page(seen: SeenRun) -> Page:
     """The page of a run."""
-    run, account = seen.run, seen.account
-    sections = [_time(account), _attempts(account, run)]
-    if run.losses():
-        sections.append(_loss(run))
+    sections: list[Section] = []
+    if seen.account is not None:
+        sections.append(where_the_time_went(seen.account))
+    sections.append(attempts(seen))
+    if seen.metrics:
+        happened = _happened(seen)
+        sections += [*_loss(seen.metrics[0], happened), *_signals(seen.metrics, happened)]
+    if seen.account is not None:
+        sections += step_parts(seen.account)
     sections += [
-        _steps(seen.ledgers),
-        _diagnosis(seen.diagnosis),
-        *_windows(seen.record),
-        _record(seen.record),
+        *step_times(seen.ledgers),
+        *_noticed(seen),
+        *planned(seen.run, seen.account),
+        *windows(seen.record),
+        *recorded(seen.record),
     ]
     return Page(
-        title=f"run {seen.record['config'].get('name', run.path.name)}",
-        summary=_summary(account, seen.diagnosis),
-        headline=_headline(account, run),
+        title=f"run {seen.name}",
+        summary=_summary(seen),
+        headline=_headline(seen),
         sections=sections,
+        verdict="" if seen.diagnosis is None else _verdict(seen.diagnosis),
     )
 
 
-def account_table(account: Account) -> Table:
-    """The buckets of a job: seconds, share, and money where a price is known."""
-    cost = account.cost()
-    whole = account.job.wall_ns or 1
-    columns = ["bucket", "seconds, all ranks", "share", *(["money"] if cost else [])]
-    rows: list[list[Cell]] = []
-    for bucket in BUCKETS:
-        spent = account.job.buckets_ns[bucket]
-        row: list[Cell] = [bucket, round(spent / _NS_PER_S, 3), format_percent(spent / whole)]
-        rows.append([*row, round(cost[bucket], 4)] if cost else row)
-    return Table(columns, rows, "adds up to the nanosecond")
+def _summary(seen: SeenRun) -> str:
+    ranks = seen.lives[-1].get("world_size") if seen.lives else None
+    on = "" if ranks is None else f" on {ranks} rank{'s' if ranks > 1 else ''}"
+    took = ""
+    if seen.account is not None:
+        took = f" {_duration(seen.account.job.wall_ns / _NS_PER_S)} of rank time."
+    text = f"`{seen.run.path}`, begun {_moment(seen.record.get('created'))}{on}.{took}"
+    return "\n\n".join([text, *seen.problems])
 
 
-def _summary(account: Account, found: Diagnosis) -> str:
-    wall_s = account.job.wall_ns / _NS_PER_S
-    goodput = "unknown" if account.goodput is None else format_percent(account.goodput)
-    verdicts = ", ".join(verdict.kind for verdict in found.verdicts)
-    faults = " ".join((*account.clock_faults, *account.notes))
-    text = (
-        f"Over its ranks ({len(account.ranks)}) and attempts the run took {wall_s:,.1f} seconds, "
-        f"of which {goodput} were useful. Diagnosis: {verdicts}."
-    )
-    return f"{text}\n\n{faults}" if faults else text
+def _moment(created: str | None) -> str:
+    return "unknown" if created is None else f"{created[:19].replace('T', ' ')} UTC"
 
 
-def _headline(account: Account, run: RunFolder) -> list[tuple[str, str, str]]:
-    def share(value: float | None) -> str:
-        return "unknown" if value is None else format_percent(value)
+def _duration(seconds: float) -> str:
+    for least, unit_s, unit in ((172_800, 86_400, "days"), (7200, 3600, "hours"), (120, 60, "min")):
+        if seconds >= least:
+            return f"{format_number(seconds / unit_s)} {unit}"
+    return f"{format_number(seconds)} s"
 
-    lives = run.attempts()
-    headline = [
-        ("goodput", share(account.goodput), "useful time over all time"),
-        ("ETTR", share(account.ettr), "neither lost nor startup"),
-        ("attempts", str(len(lives)), f"the last: {lives[-1].get('how', 'lives or was killed')}"),
+
+def _verdict(found: Diagnosis) -> str:
+    """The most pressing verdict in a sentence, with what it rests on and what could be won."""
+    first = found.verdicts[0]
+    ranks = f", rank {', '.join(map(str, first.ranks))}" if first.ranks else ""
+    evidence = f": {first.evidence[0].rstrip('.')}" if first.evidence else ""
+    text = f"{first.kind[0].upper()}{first.kind[1:]}{ranks}{evidence}."
+    if first.kind != "healthy":
+        text += f" {first.change[0].upper()}{first.change[1:].rstrip('.')}"
+        if first.ceiling is not None:
+            text += f"; it returns at most {format_percent(first.ceiling)} of the time of steps"
+        text += "."
+    return text
+
+
+def _headline(seen: SeenRun) -> list[tuple[str, str, str]]:
+    headline = _of_account(seen.account) if seen.account is not None else []
+    steps, lives = seen.record["config"]["training"]["steps"], seen.lives
+    headline += [
+        ("steps", format_count(seen.summary["step"]), f"of {format_count(steps)}"),
+        ("attempts", str(len(lives)), f"the last: {seen.how(lives[-1])}" if lives else "none yet"),
     ]
-    cost = account.cost()
-    if cost:
-        useful = cost["useful"]
-        headline.append(("money", f"{sum(cost.values()):,.4g}", f"{useful:,.4g} of it useful"))
+    if seen.summary["best_mse"] is not None:
+        best = format_number(seen.summary["best_mse"])
+        headline.append(("validation error", best, "mean squared, the lowest"))
+    elif isinstance(seen.summary["loss"], float):
+        headline.append(("loss", format_number(seen.summary["loss"]), "mean of the last steps"))
+    if seen.findings:
+        headline.append(("findings", str(len(seen.findings)), "of the watchers"))
     return headline
 
 
-def _time(account: Account) -> Section:
-    return Section(
-        "Where the time went",
-        "Every nanosecond of every rank is in one bucket. Lost is what failures cost: steps done "
-        "again, time until an end was noticed, time nobody ran, and later starts.",
-        table=account_table(account),
-        figure=goodput_figure(account.job.buckets_ns),
-        alt="One bar: "
-        + ", ".join(
-            f"{bucket} {spent / (account.job.wall_ns or 1):.1%}"
-            for bucket, spent in account.job.buckets_ns.items()
-        ),
+def _of_account(account: Account) -> list[tuple[str, str, str]]:
+    def share(value: float | None) -> str:
+        return "unknown" if value is None else format_percent(value)
+
+    cost = account.cost()
+    told = [("goodput", share(account.goodput), "useful time over all time")]
+    if cost:
+        useful = format_number(cost["useful"])
+        told.append(("money", format_number(sum(cost.values())), f"{useful} of it useful"))
+    return [*told, ("ETTR", share(account.ettr), "neither lost nor startup")]
+
+
+def _happened(seen: SeenRun) -> Happened:
+    return Happened(
+        seen.metrics[0].snapshot.resumes,
+        seen.checkpoints,
+        [(found["step"], number) for number, found in enumerate(seen.findings, start=1)],
     )
 
 
-def _attempts(account: Account, run: RunFolder) -> Section:
-    rows: list[list[Cell]] = [
-        [
-            life["attempt"],
-            life["from_step"],
-            life.get("step"),
-            life.get("world_size"),
-            life.get("how", "lives or was killed"),
-            life.get("evidence"),
-        ]
-        for life in run.attempts()
-    ]
-    return Section(
-        "Attempts",
-        "Each life of each rank. Within a life the buckets are drawn one after the other, not in "
-        "the order in which they came.",
-        table=Table(["attempt", "from step", "to step", "ranks", "ended", "evidence"], rows, ""),
-        figure=attempts_figure(account.ranks),
-        alt=f"Bars of {len(account.ranks)} ranks over time, one for each of their lives.",
-    )
-
-
-def _loss(run: RunFolder) -> Section:
-    resumed = [life["from_step"] for life in run.attempts() if life["from_step"]]
-    validations = run.validations()
-    return Section(
-        "Loss",
-        "Each step once: of those that were done again, the last.",
-        figure=loss_figure(
-            {"training": list(run.losses().values())},
-            marks=[(step, "resumed") for step in resumed],
-            validation={step: found["mse"] for step, found in validations.items()},
-        ),
-        alt="Training loss by step, with validations and resumes marked.",
-    )
-
-
-def _steps(ledgers: list[RankLedger]) -> Section:
-    rows: list[list[Cell]] = []
-    for ledger in ledgers:
-        times, own, longest = Histogram(), Histogram(), (0, 0)
-        for part in ledger.step_times():
-            times.add(part.times.counts)
-            own.add(part.own.counts)
-            longest = max(longest, (part.longest_ns, part.longest_step))
-        if times.total:
-            quantiles = [times.quantile_ns(q) / _NS_PER_MS for q in (0.5, 0.95, 0.99)]
-            rows.append(
-                [
-                    ledger.rank,
-                    *(round(value, 3) for value in quantiles),
-                    round(own.quantile_ns(0.5) / _NS_PER_MS, 3),
-                    round(longest[0] / _NS_PER_MS, 3),
-                    longest[1],
-                ]
-            )
-    return Section(
-        "Steps",
-        "How long steps took on each rank, without checkpoints and evaluations; the rank's own "
-        "work is data, transfer and compute, without waiting for others.",
-        table=Table(
-            ["rank", "median ms", "95 % ms", "99 % ms", "own median ms", "longest ms", "at step"],
-            rows,
-            "",
-        ),
-    )
-
-
-def _diagnosis(found: Diagnosis) -> Section:
-    rows: list[list[Cell]] = [
-        [
-            verdict.kind,
-            "; ".join(verdict.evidence),
-            verdict.change,
-            None if verdict.ceiling is None else format_percent(verdict.ceiling),
-        ]
-        for verdict in found.verdicts
-    ]
-    rows += [
-        [f"watcher {one['watcher']}", f"step {one['step']}: {one['seen']}", one["means"], None]
-        for one in found.findings
-    ]
-    return Section(
-        "What was noticed",
-        "Verdicts of the triage and findings of the watchers.",
-        table=Table(["what", "seen", "what to do, what it means", "returns at most"], rows, ""),
-    )
-
-
-def _windows(record: dict[str, Any]) -> list[Section]:
-    audit = record["data"].get("audit")
-    if not audit:
+def _loss(metrics: Metrics, happened: Happened) -> list[Section]:
+    loss = metrics.snapshot["loss"]
+    if not len(loss):
         return []
-    rows: list[list[Cell]] = [
-        [
-            part,
-            counted["rows"],
-            counted["windows"],
-            ", ".join(
-                f"{reason.replace('_', ' ')} {count:,}"
-                for reason, count in counted["lost"].items()
-                if count
-            ),
-        ]
-        for part, counted in audit.items()
-    ]
+    validation = metrics.snapshot.series.get("validation/mse")
+    given_up = metrics.given_up.get("loss")
+    text = "Each step once, as the last attempt that did it found it."
+    if given_up is not None:
+        text += f" {format_count(len(given_up))} steps were done again."
+    if happened.found:
+        text += " Numbers are those of the findings below."
+    if metrics.thinned:
+        text += f" Up to step {metrics.thinned['up_to_step']:,} a part of the records was left out."
+    if num := int((~np.isfinite(loss.values)).sum()):
+        text += f" {format_count(num)} losses are not finite and leave gaps."
     return [
         Section(
-            "Windows",
-            "Each row starts a window or is counted under the reason why not.",
-            table=Table(["part", "rows", "windows", "rows that start none"], rows, ""),
+            "Loss",
+            text,
+            figure=learning_figure(loss, given_up, validation, happened),
+            alt=f"Training loss over {len(loss):,} steps, the last {_told(loss)}"
+            + (f"; validation, the last {_told(validation)}" if validation is not None else "")
+            + (f"; resumed after steps {_listed(happened.resumed)}" if happened.resumed else "")
+            + ".",
         )
     ]
 
 
-def _record(record: dict[str, Any]) -> Section:
-    code, machine = record["code"], record["machine"]
-    rows: list[list[Cell]] = [
-        ["configuration", record["config_hash"]],
-        ["code", f"{code['commit'] or 'no commit'} ({code['state']})"],
-        ["data", record["data"]["fingerprint"]],
-        ["machine", f"{machine['processor']}, {machine['cores']} cores"],
-        *[[name, version] for name, version in machine["versions"].items()],
+def _told(series: Series) -> str:
+    return format_number(float(series.values[-1]))
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(format_count, steps[:8])) + (" and more" if len(steps) > 8 else "")
+
+
+def _signals(metrics: list[Metrics], happened: Happened) -> list[Section]:
+    signals: dict[str, list[tuple[str, Series]]] = {}
+    for name, (title, unit) in _SIGNALS.items():
+        ranks = []
+        for rank, one in enumerate(metrics):
+            series = one.snapshot[name].finite()
+            if series.values.any():  # of one rank, all waits in collectives are zero
+                scaled = Series(series.steps, series.values / unit, series.attempts)
+                ranks.append((f"rank {rank}", scaled))
+        if ranks:
+            signals[title] = ranks if name not in ("grad_norm", "learning_rate") else ranks[:1]
+    if not signals:
+        return []
+    return [
+        Section(
+            "Signals",
+            "What was measured at each step or logging interval. Dashed: resumed.",
+            figure=signals_figure(signals, happened.resumed),
+            alt="Small pictures over the steps: "
+            + "; ".join(f"{title}, the last {_told(one[0][1])}" for title, one in signals.items()),
+        )
     ]
-    rows += [
-        [f"{section}.{key}" if isinstance(value, dict) else section, json.dumps(one)]
-        for section, value in record["config"].items()
-        for key, one in (value.items() if isinstance(value, dict) else [("", value)])
-    ]
-    return Section(
-        "The run",
-        "What was recorded before its first step.",
-        table=Table(["what", "recorded"], rows, "run.json"),
-    )
+
+
+def _noticed(seen: SeenRun) -> list[Section]:
+    sections = []
+    if seen.diagnosis is not None:
+        rows: list[list[Cell]] = [
+            [
+                verdict.kind,
+                ", ".join(map(str, verdict.ranks)) or None,
+                "; ".join(verdict.evidence),
+                verdict.change,
+                verdict.refuted_by,
+                None if verdict.ceiling is None else format_percent(verdict.ceiling),
+            ]
+            for verdict in seen.diagnosis.verdicts
+        ]
+        columns = ["verdict", "ranks", "seen", "change", "refuted by", "returns at most"]
+        text = (
+            f"What the evidence of attempt {seen.diagnosis.attempt} says, the most pressing first."
+        )
+        sections.append(Section("Diagnosis", text, table=Table(columns, rows, "")))
+    if seen.findings:
+        rows = [
+            [number, one["watcher"], one["severity"], one["step"], one["seen"], one["means"]]
+            for number, one in enumerate(seen.findings, start=1)
+        ]
+        columns = ["", "watcher", "severity", "step", "seen", "what it usually means"]
+        sections.append(
+            Section("Findings", "Of the watchers, in all attempts.", table=Table(columns, rows, ""))
+        )
+    return sections

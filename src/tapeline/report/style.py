@@ -27,6 +27,7 @@ COLOURS = {
     "series-2": "#d55e00",
     "series-3": "#009e73",
     "series-4": "#e69f00",
+    "series-5": "#cc79a7",
 }
 SERIES = [hue for name, hue in COLOURS.items() if name.startswith("series")]
 WIDTH_IN = 9.0

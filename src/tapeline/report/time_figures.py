@@ -1,90 +1,252 @@
-"""Where the time of a run went: one bar of buckets, and its attempts over time."""
+"""Where the time of a run went: its ranks over real time, and how long their steps took."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import NullFormatter
 
-from tapeline.ledger import BUCKETS, RankAccount
-from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, legend_above, styled
+from tapeline.ledger import Histogram, bin_edges_ns
+from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, legend_above, plain, styled
 
-_NS_PER_S = 1e9
-_LEAST_SHARE_WITH_TEXT = 0.06
-_LOOK = {
-    "useful": (SERIES[2], ""),
-    "starved": (SERIES[3], ""),
-    "checkpoint": (SERIES[0], ""),
-    "lost": (SERIES[1], ""),
-    "startup": (COLOURS["muted"], ""),
-    "evaluation": (SERIES[0], "///"),
-    "other": (COLOURS["rule"], ""),
+# The variable of the page that each bucket is drawn in.
+HUES = {
+    "useful": "series-3",
+    "starved": "series-4",
+    "checkpoint": "series-1",
+    "lost": "series-2",
+    "startup": "muted",
+    "evaluation": "series-5",
+    "other": "rule",
 }
+_NS_PER_MS = 1e6
+_UNITS = ((3 * 86_400, 86_400, "days"), (3 * 3600, 3600, "h"), (300, 60, "min"), (0, 1, "s"))
+_HALF = 0.36  # of a row's height
 
 
-def goodput_figure(buckets_ns: Mapping[str, int]) -> Figure:
-    """The time of a job as one bar, a part for each bucket that took any.
+@dataclass(slots=True)
+class Row:
+    """One rank over time; all times in seconds since the run's first attempt began.
+
+    Attributes:
+        name: of the rank.
+        pieces: begin, end, and the share of each bucket in between, adding up to 1.
+        down: begin and end of the times in which it didn't run.
+        saves: when it saved.
+        stalls: begin and end of the steps that took far longer than others.
+    """
+
+    name: str
+    pieces: list[tuple[float, float, Mapping[str, float]]] = field(default_factory=list)
+    down: list[tuple[float, float]] = field(default_factory=list)
+    saves: list[float] = field(default_factory=list)
+    stalls: list[tuple[float, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A begin or an end of an attempt: when, which, and whether it was a kill."""
+
+    at_s: float
+    attempt: int
+    killed: bool = False
+
+
+def timeline_figure(rows: Sequence[Row], begins: Sequence[Mark], ends: Sequence[Mark]) -> Figure:
+    """The ranks of a run over real time.
+
+    Within a piece the order of its buckets isn't known: they are drawn on top of each other, so
+    that a piece's area is its time.
 
     Args:
-        buckets_ns: nanoseconds by `ledger.BUCKETS`.
+        rows: the ranks, from above.
+        begins, ends: of its attempts.
     """
-    whole = sum(buckets_ns.values()) or 1
     with styled():
-        figure = Figure(figsize=(WIDTH_IN, 1.6))
+        figure = Figure(figsize=(WIDTH_IN, 1.7 + 0.52 * len(rows)))
         axes = figure.subplots()
-        left = 0.0
-        for bucket in BUCKETS:
-            share = buckets_ns[bucket] / whole
-            if not share:
-                continue
-            hue, hatch = _LOOK[bucket]
-            label = f"{bucket} {share:.1%}"
-            axes.barh(0, share, left=left, color=hue, hatch=hatch, edgecolor="white", label=label)
-            if share >= _LEAST_SHARE_WITH_TEXT:
-                axes.text(left + share / 2, 0, f"{share:.0%}", ha="center", va="center")
-            left += share
-        axes.set_xlim(0, 1)
-        axes.set_yticks([])
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        last_s = max((piece[1] for row in rows for piece in row.pieces), default=0.0)
+        last_s = max([last_s, *(mark.at_s for mark in ends)])
+        _, scale, unit = next(one for one in _UNITS if last_s >= one[0])
+        _pieces(axes, rows, scale)
+        _between(axes, rows, scale)
+        _attempts(axes, begins, ends, scale, last_s)
+        axes.set_yticks(range(len(rows)), [row.name for row in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.95)
+        axes.set_xlim(-0.005 * last_s / scale, 1.005 * last_s / scale or 1)
+        axes.set_xlabel(f"time since the first attempt began ({unit})")
+        axes.tick_params(axis="y", length=0)
         axes.grid(visible=False)
-        legend_above(axes)
+        axes.spines["left"].set_visible(False)
+        _legend(axes, rows, any(mark.killed for mark in ends))
     return figure
 
 
-def attempts_figure(ranks: Sequence[RankAccount]) -> Figure:
-    """The lives of each rank over the time since its first began, cut into buckets in turn.
+def _pieces(axes: Axes, rows: Sequence[Row], scale: float) -> None:
+    corners: dict[str, list[tuple[float, float]]] = {bucket: [] for bucket in HUES}
+    for place, row in enumerate(rows):
+        for begin_s, end_s, shares in row.pieces:
+            left, right, bottom = begin_s / scale, end_s / scale, place + _HALF
+            for bucket in HUES:
+                if share := shares.get(bucket, 0.0):
+                    top = bottom - 2 * _HALF * share
+                    corners[bucket] += [
+                        (left, bottom),
+                        (right, bottom),
+                        (right, top),
+                        (left, top),
+                        (left, bottom),
+                    ]
+                    bottom = top
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
+    for bucket, points in corners.items():
+        if points:  # one path for all: a page of many pieces stays small, and has no seams
+            path = Path(np.array(points), np.tile(codes, len(points) // 5))
+            hue = COLOURS[HUES[bucket]]
+            axes.add_patch(PathPatch(path, facecolor=hue, linewidth=0, antialiased=False))
 
-    Within a life the buckets are drawn by size, not in the order in which they came.
+
+def _between(axes: Axes, rows: Sequence[Row], scale: float) -> None:
+    for place, row in enumerate(rows):
+        for begin_s, end_s in row.down:
+            axes.plot(
+                [begin_s / scale, end_s / scale],
+                [place, place],
+                color=SERIES[1],
+                linewidth=2,
+                linestyle=(0, (1, 1)),
+                solid_capstyle="butt",
+            )
+        axes.plot(
+            [at_s / scale for at_s in row.saves],
+            [place - _HALF - 0.05] * len(row.saves),
+            linestyle="",
+            marker=7,  # a triangle that points down, its tip at the place
+            markersize=5,
+            color=SERIES[0],
+            markeredgewidth=0,
+        )
+        for begin_s, end_s in row.stalls:
+            axes.plot(
+                [begin_s / scale, end_s / scale],
+                [place + _HALF + 0.06] * 2,
+                color=COLOURS["ink"],
+                linewidth=2.5,
+                solid_capstyle="butt",
+            )
+
+
+def _attempts(
+    axes: Axes, begins: Sequence[Mark], ends: Sequence[Mark], scale: float, last_s: float
+) -> None:
+    """A number where each attempt begins, as far as they fit; a cross where one was killed."""
+    free_s = 0.0
+    for number, mark in enumerate(begins):
+        if mark.at_s < free_s:
+            continue
+        free_s = mark.at_s + (0.035 if number else 0.08) * last_s
+        axes.annotate(
+            f"{mark.attempt}" if number else f"attempt {mark.attempt}",
+            (mark.at_s / scale, -0.75),
+            (3, 0),
+            textcoords="offset points",
+            fontsize=9,
+            va="center",
+        )
+    killed = [mark.at_s / scale for mark in ends if mark.killed]
+    for at in killed:
+        axes.axvline(at, color=COLOURS["ink"], linewidth=0.9, linestyle=(0, (2, 2)))
+    axes.plot(killed, [-0.75] * len(killed), "x", color=COLOURS["ink"], markersize=6)
+
+
+def _legend(axes: Axes, rows: Sequence[Row], killed: bool) -> None:
+    used = {bucket for row in rows for *_, shares in row.pieces for bucket in shares}
+    keys: list[Patch | Line2D] = [
+        Patch(color=COLOURS[hue], label=bucket) for bucket, hue in HUES.items() if bucket in used
+    ]
+
+    def line(
+        label: str, *, hue: str = COLOURS["ink"], marker: object = None, dots: bool = False
+    ) -> None:
+        style = (0, (1, 1)) if dots else "-" if marker is None else ""
+        keys.append(
+            Line2D([], [], color=hue, linewidth=2.5, linestyle=style, marker=marker, label=label)  # type: ignore[arg-type]  # dashes are a style too
+        )
+
+    if any(row.down for row in rows):
+        line("nobody ran (lost)", hue=SERIES[1], dots=True)
+    if any(row.saves for row in rows):
+        line("checkpoint", hue=SERIES[0], marker=7)
+    if any(row.stalls for row in rows):
+        line("stalled")
+    if killed:
+        line("killed", marker="x")
+    axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, borderaxespad=0.2)
+
+
+def step_times_figure(ranks: Mapping[str, tuple[Histogram, Histogram]]) -> Figure:
+    """How long the steps of each rank took, as distributions over a logarithmic axis.
+
+    Args:
+        ranks: by name the times of whole steps and of the rank's own work; from above.
     """
     with styled():
-        figure = Figure(figsize=(WIDTH_IN, 1.3 + 0.45 * len(ranks)))
+        figure = Figure(figsize=(WIDTH_IN, 1.6 + 0.75 * len(ranks)))
         axes = figure.subplots()
-        named: set[str] = set()
-        for row, rank in enumerate(ranks):
-            for life in rank.lives:
-                left = life.begin_ns / _NS_PER_S
-                for bucket in BUCKETS:
-                    seconds = life.times.buckets_ns[bucket] / _NS_PER_S
-                    if seconds:
-                        hue, hatch = _LOOK[bucket]
-                        label = None if bucket in named else bucket
-                        named.add(bucket)
-                        axes.barh(
-                            row, seconds, left=left, height=0.6, color=hue, hatch=hatch, label=label
-                        )
-                        left += seconds
-                ended = (life.begin_ns + life.lived_ns) / _NS_PER_S
-                axes.plot([ended, ended], [row - 0.42, row + 0.42], color=COLOURS["ink"])
-                axes.annotate(
-                    f"{life.how or 'killed or living'}, step {life.step}",
-                    (ended, row + 0.42),
-                    fontsize=8,
-                    ha="right",
-                    va="bottom",
+        for place, (times, own) in enumerate(ranks.values()):
+            edges, heights = _density(times)
+            axes.fill_between(
+                edges,
+                place,
+                place - heights,
+                step="post",
+                color=SERIES[0],
+                alpha=0.45,
+                linewidth=0,
+                label=None if place else "whole step",
+            )
+            edges, heights = _density(own)
+            axes.plot(
+                edges,
+                place - heights,
+                drawstyle="steps-post",
+                color=SERIES[1],
+                linewidth=1.3,
+                label=None if place else "the rank's own work",
+            )
+            for share, style, label in ((0.5, "-", "median"), (0.99, ":", "99 %")):
+                at = times.quantile_ns(share) / _NS_PER_MS
+                axes.plot(
+                    [at, at],
+                    [place, place - 0.85],
+                    color=COLOURS["ink"],
+                    linestyle=style,
+                    linewidth=1.4,
+                    label=None if place else f"{label} of whole steps",
                 )
-        axes.set_yticks(range(len(ranks)), [f"rank {rank.rank}" for rank in ranks])
-        axes.set_ylim(-0.6, len(ranks) - 0.1)
-        axes.set_xlabel("time since the first attempt began (s)")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(plain)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_yticks(range(len(ranks)), list(ranks))
+        axes.set_ylim(len(ranks) - 0.85, -0.95)
+        axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
+        axes.set_xlabel("time of a step (ms)")
         legend_above(axes)
     return figure
+
+
+def _density(histogram: Histogram) -> tuple[list[float], np.ndarray]:
+    """Where each bin begins (ms) and its height, the highest 0.85; and where the last one ends."""
+    numbers = range(min(histogram.counts), max(histogram.counts) + 1)
+    edges = [bin_edges_ns(number)[0] / _NS_PER_MS for number in numbers]
+    counts = np.array([histogram.counts.get(number, 0) for number in numbers], dtype=float)
+    last = bin_edges_ns(numbers[-1])[1] / _NS_PER_MS
+    return [*edges, last], np.append(counts, 0) * 0.85 / counts.max()

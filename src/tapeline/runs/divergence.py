@@ -59,7 +59,7 @@ def diverge(first: Series, second: Series, replicates: Sequence[Series] = ()) ->
     a, b = first.values[at], second.values[of]
     differs = (a != b) & ~(np.isnan(a) & np.isnan(b))
     found = int(steps[differs.argmax()]) if differs.any() else None
-    band = _band(steps, replicates) if len(replicates) >= 2 else None
+    band = seed_band(steps, replicates) if len(replicates) >= 2 else None
     if band is None or not len(steps):
         return Divergence(len(steps), found, None, 0, None)
     leaves = _leaves(a, b, band)
@@ -84,10 +84,18 @@ def _leaves(
     return int(found[0]) if len(found) else None
 
 
-def _band(
+def seed_band(
     steps: npt.NDArray[np.int64], replicates: Sequence[Series]
 ) -> npt.NDArray[np.float64] | None:
-    """t·sd·√2 at each step: how far apart two runs are with other seeds; infinite if unknown."""
+    """t·sd·√2 at each step: how far apart two runs are with other seeds; infinite if unknown.
+
+    Args:
+        steps: of the two runs.
+        replicates: two or more.
+
+    Returns:
+        `[steps]`, in the unit of the loss; None where they have no step in common.
+    """
     common = steps
     for one in replicates:
         common = np.intersect1d(common, one.steps)

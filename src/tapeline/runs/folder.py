@@ -66,6 +66,11 @@ class RunFolder:
         """The journal of what watchers found."""
         return self.path / "findings.jsonl"
 
+    @property
+    def intervals_path(self) -> Path:
+        """The journal of intervals between saves that the run chose itself."""
+        return self.path / "intervals.jsonl"
+
     def check_free(self) -> None:
         """Raise a `RunError` if something is here already."""
         if self.path.exists() and (not self.path.is_dir() or self._occupied()):
@@ -238,6 +243,10 @@ class RunFolder:
                     "evidence": evidence,
                 }
             )
+
+    def intervals(self) -> list[dict[str, Any]]:
+        """Each interval that the run chose itself, and what it was chosen from."""
+        return read_journal(self.intervals_path)
 
     def losses(self) -> dict[int, float]:
         """The loss of each step, counted from 1; of a step done twice, the later one."""

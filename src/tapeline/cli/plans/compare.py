@@ -11,14 +11,13 @@ import typer
 
 from tapeline.cli.output import Json, print_json, say
 from tapeline.cli.plans.frame import Plot, points
-from tapeline.cli.plans.from_run import decisions_of
 from tapeline.errors import RunError, TapelineError
-from tapeline.plan.goodput import BUCKETS, Compared
+from tapeline.plan.goodput import BUCKETS, Compared, planned_by
 from tapeline.plan.goodput import compare as compared
-from tapeline.plan.saving import Failures, Save, shares
 
 if TYPE_CHECKING:
     from tapeline.report import Table
+    from tapeline.runs import RunFolder
 
 _NS_PER_HOUR = 3.6e12
 
@@ -43,7 +42,8 @@ def compare(
     from tapeline.ledger import account_of
     from tapeline.runs import RunFolder
 
-    RunFolder(run, SystemClock()).record()
+    folder = RunFolder(run, SystemClock())
+    folder.record()
     account = account_of(run)
     if account.clock_faults:
         raise RunError(
@@ -52,7 +52,7 @@ def compare(
             found=account.clock_faults[0],
             fix="Compare a run whose clocks weren't set back",
         )
-    planned, source = _from_file(plan) if plan else _by_the_run(run)
+    planned, source = _from_file(plan) if plan else _by_the_run(folder)
     hours = {name: ns / _NS_PER_HOUR for name, ns in account.job.buckets_ns.items()}
     rows = compared(planned, hours)
     if plot:
@@ -109,31 +109,18 @@ def _from_file(path: Path) -> tuple[dict[str, float], str]:
     return found, f"{path}, after"
 
 
-def _by_the_run(run: Path) -> tuple[dict[str, float], str]:
+def _by_the_run(run: RunFolder) -> tuple[dict[str, float], str]:
     """Checkpoint and lost time as the run's last choice of an interval expected them.
 
     Raises:
         RunError: it made none.
     """
-    decisions = decisions_of(run)
+    decisions = run.intervals()
     if not decisions:
         raise RunError(
-            run,
+            run.path,
             expected="a plan",
             found="none: the run chose no interval itself (checkpoint.every isn't auto)",
             fix="Give --plan, a file of what `tapeline plan goodput --json` printed",
         )
-    last = decisions[-1]
-    costs = last["costs"]
-    save = Save(
-        "run",
-        costs["blocking_s"],
-        costs["write_s"],
-        costs["slowdown"],
-        background=True,
-    )
-    parts = shares(
-        save, Failures(last["mtbf"]["middle_s"], 0.0), last["num_steps"] * costs["step_s"]
-    )
-    planned = {"checkpoint": parts.checkpoint, "lost": parts.lost + parts.in_flight}
-    return planned, f"the interval chosen at step {last['at_step']}, without restarts"
+    return planned_by(decisions[-1])

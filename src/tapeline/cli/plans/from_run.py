@@ -36,7 +36,7 @@ def measured(run: Path | None) -> Measured | None:
     record = folder.record()
     config = record.get("config", {})
     stated = config.get("checkpoint", {}).get("mtbf_hours")
-    decisions = decisions_of(run)
+    decisions = folder.intervals()
     failing, why_not = _failing(folder.attempts(), stated)
     numbers: dict[str, Number] = {}
     missing: dict[str, str] = {}
@@ -81,14 +81,6 @@ def check_overlapped(inputs: Inputs, overlap: bool) -> None:
             found="the rate of a run whose loader worked alongside the compute",
             fix="Give the loader's own rate",
         )
-
-
-def decisions_of(run: Path) -> list[dict[str, Any]]:
-    """The intervals that the run chose itself, with what they were chosen from."""
-    from tapeline.files import read_journal
-
-    path = run / "intervals.jsonl"
-    return read_journal(path) if path.exists() else []
 
 
 def device_of(run: Path) -> str:

@@ -1,0 +1,145 @@
+"""What the files of a run tell, read once for its page, through the rooms that wrote them.
+
+Covers a run that lives, ended or died, and one of which a part is missing or damaged: that part
+is left out and told. Measures nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tapeline.clock import SystemClock
+from tapeline.diagnosis import Diagnosis, diagnose
+from tapeline.errors import TapelineError
+from tapeline.files import read_journal
+from tapeline.ledger import Account, RankLedger, account, read_attempts, read_ledgers
+from tapeline.runs import Metrics, RunFolder, read_metrics
+from tapeline.runs.summary import summary
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRun:
+    """A run as its files tell it.
+
+    Attributes:
+        run: its folder.
+        record: what it was made of.
+        lives: its attempts, each start with its end.
+        ledgers: of its ranks.
+        account: where the time of all its lives went; None without ledgers that add up.
+        diagnosis: the verdicts; None where too little can be read.
+        metrics: of each rank.
+        findings: of the watchers in all lives.
+        checkpoints: steps of the checkpoints that are kept.
+        summary: what it came to.
+        problems: what couldn't be read, a sentence each.
+    """
+
+    run: RunFolder
+    record: dict[str, Any]
+    lives: list[dict[str, Any]]
+    ledgers: list[RankLedger]
+    account: Account | None
+    diagnosis: Diagnosis | None
+    metrics: list[Metrics]
+    findings: list[dict[str, Any]]
+    checkpoints: list[int]
+    summary: dict[str, Any]
+    problems: tuple[str, ...]
+
+    @classmethod
+    def read(
+        cls,
+        folder: Path,
+        price_per_hour: float | None = None,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> SeenRun:
+        """Read a run.
+
+        Args:
+            folder: of the run.
+            price_per_hour: of one rank's accelerator; None leaves money out.
+            progress: told how many journals of ranks were read, of how many.
+
+        Raises:
+            RunError: `folder` is no run, or one of its journals is damaged.
+        """
+        run = RunFolder(folder, SystemClock())
+        record = run.record()
+        paths = sorted((folder / "metrics").glob("rank-*.jsonl"), key=_rank)
+        problems: list[str] = []
+        ledgers, accounted = _account(folder, price_per_hour, problems)
+        metrics = []
+        for done, path in enumerate(paths, start=1):
+            metrics.append(read_metrics(path))
+            progress(done, len(paths))
+        manifests = run.checkpoints_path.glob("step-*/manifest.json")
+        return cls(
+            run=run,
+            record=record,
+            lives=run.attempts(),
+            ledgers=ledgers,
+            account=accounted,
+            diagnosis=_diagnosis(folder, accounted, problems),
+            metrics=metrics,
+            findings=read_journal(run.findings_path),
+            checkpoints=sorted(int(path.parent.name.removeprefix("step-")) for path in manifests),
+            summary=summary(folder),
+            problems=tuple(dict.fromkeys(problems)),
+        )
+
+    @property
+    def name(self) -> str:
+        """Of the run."""
+        return str(self.record["config"]["name"])
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any of its processes is seen to live."""
+        return self.diagnosis is not None and self.diagnosis.lives
+
+    def how(self, life: dict[str, Any]) -> str:
+        """How a life ended, as far as that is known."""
+        if "how" in life:
+            return str(life["how"])
+        return "goes on" if self.goes_on else "no end recorded: it was killed, or lives elsewhere"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures of the page as JSON can hold them."""
+        return {
+            "run": str(self.run.path),
+            "account": self.account and self.account.as_dict(),
+            "diagnosis": self.diagnosis and self.diagnosis.as_dict(),
+            "attempts": self.lives,
+            "findings": self.findings,
+            "checkpoints": self.checkpoints,
+            "summary": self.summary,
+            "record": self.record,
+            "problems": list(self.problems),
+        }
+
+
+def _rank(path: Path) -> int:
+    return int(path.stem.removeprefix("rank-"))
+
+
+def _account(
+    folder: Path, price_per_hour: float | None, problems: list[str]
+) -> tuple[list[RankLedger], Account | None]:
+    try:
+        ledgers = read_ledgers(folder)
+        return ledgers, account(ledgers, read_attempts(folder), price_per_hour=price_per_hour)
+    except TapelineError as error:
+        problems.append(str(error))
+        return [], None
+
+
+def _diagnosis(folder: Path, known: Account | None, problems: list[str]) -> Diagnosis | None:
+    try:
+        return diagnose(folder, account=known)
+    except TapelineError as error:
+        problems.append(str(error))
+        return None
