@@ -3,7 +3,10 @@
 Cases: `warm` (ranks forked from a standby), `hang` (SIGSTOP, warm) and `cold` (torchrun starts new
 processes). `seconds_to_next_step` is split into `detect_and_tear_down_s` (until nothing is left of
 the attempt), `start_s` (until the next attempt's first process is there) and `load_s` (until its
-first step is done). A hang is detected by the limit that was learned, with a floor of 5 s.
+first step is done). A hang is detected by the limit that was learned, with a floor of 5 s:
+`limit_s`. `num_within` counts the recoveries within the case's bound.
+
+A rank is struck only after its attempt has saved a step: three in a row that saved none end a run.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ fraction = 0.0
 every = 100
 """
 _LONGEST_S = 150.0
+_BOUND_S = {"warm": 2.0, "hang": 10.0, "cold": 10.0}
 T = TypeVar("T")
 
 
@@ -51,11 +55,18 @@ def measure(quick: bool) -> list[harness.Row]:
         (folder / "run.toml").write_text(CONFIG)
         for case, number, repetitions in (
             ("warm", signal.SIGKILL, 3 if quick else 20),
-            ("hang", signal.SIGSTOP, 1 if quick else 5),
-            ("cold", signal.SIGKILL, 1 if quick else 5),
+            ("hang", signal.SIGSTOP, 1 if quick else 20),
+            ("cold", signal.SIGKILL, 1 if quick else 20),
         ):
             recoveries(folder, case, number, repetitions, samples)
-    return samples.rows("seconds_to_next_step", ())
+    return [*samples.rows("seconds_to_next_step", ()), *(_within(c, samples) for c in _BOUND_S)]
+
+
+def _within(case: str, samples: harness.Samples) -> harness.Row:
+    values = samples.values[case, "tapeline", "seconds_to_next_step"]
+    number = float(sum(value <= _BOUND_S[case] for value in values))
+    unit = f"of {len(values)} in {_BOUND_S[case]:g} s"
+    return harness.Row(case, "tapeline", "num_within", number, unit, number, number, len(values))
 
 
 def recoveries(
@@ -71,14 +82,17 @@ def recoveries(
         )
         try:
             for repetition in range(repetitions):
-                _wait(lambda: _trained(run, 60))
+                _wait(lambda: _trained(run, 60), supervisor)
                 time.sleep(0.5)
                 pid = _pid(run, repetition % 2)
                 struck, wall = time.monotonic(), time.time()
                 os.kill(pid, number)
-                now = _wait(functools.partial(_next, run, pid, repetition % 2))
+                now = _wait(functools.partial(_next, run, pid, repetition % 2), supervisor)
                 samples.add(case, "tapeline", "seconds_to_next_step", now - struck, "s")
                 _split(run, case, wall, now - struck, samples)
+        except TimeoutError:
+            print((folder / f"{case}.log").read_text(), file=sys.stderr)
+            raise
         finally:
             supervisor.terminate()
             supervisor.wait()
@@ -92,6 +106,10 @@ def _split(run: Path, case: str, wall: float, whole_s: float, samples: harness.S
     samples.add(case, "tapeline", "detect_and_tear_down_s", detect_s, "s")
     samples.add(case, "tapeline", "start_s", start_s - detect_s, "s")
     samples.add(case, "tapeline", "load_s", whole_s - start_s, "s")
+    if case == "hang":
+        hang = json.loads((run / f"supervise/attempt-{line['attempt']:04d}/hang.json").read_text())
+        limit_s = min(rank["limit_s"] for rank in hang["ranks"])
+        samples.add(case, "tapeline", "limit_s", limit_s, "s")
 
 
 def _trained(run: Path, steps: int) -> int | None:
@@ -100,7 +118,10 @@ def _trained(run: Path, steps: int) -> int | None:
     if all(b and b.pid == p for b, p in zip(beats, pids, strict=True)):
         done = min(b.step for b in beats if b)
         first = _from_step(run)
-        return done if first is not None and done >= first + steps else None
+        saved = max((run / "checkpoints").glob("step-*/manifest.json"), default=None)
+        if first is None or saved is None or int(saved.parent.name[5:]) <= first:
+            return None
+        return done if done >= first + steps else None
     return None
 
 
@@ -127,11 +148,11 @@ def _next(run: Path, before: int, rank: int) -> float | None:
     return time.monotonic() if first is not None and beat.step > first else None
 
 
-def _wait(look: Callable[[], T | None]) -> T:
+def _wait(look: Callable[[], T | None], supervisor: subprocess.Popen[bytes]) -> T:
     deadline = time.monotonic() + _LONGEST_S
     while (found := look()) is None:
-        if time.monotonic() > deadline:
-            raise TimeoutError("no training step within the time")
+        if time.monotonic() > deadline or supervisor.poll() is not None:
+            raise TimeoutError(f"no training step; the supervisor ended: {supervisor.poll()}")
         time.sleep(0.005)
     return found
 

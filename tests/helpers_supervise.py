@@ -8,10 +8,12 @@ from tapeline.clock import SystemClock
 from tapeline.files import read_journal
 from tapeline.supervise.alerts import Alerts
 from tapeline.supervise.elastic import Ranks
+from tapeline.supervise.job import Job, Rules
 from tapeline.supervise.monitor import HangLimits
+from tapeline.supervise.nodes import Node
 from tapeline.supervise.policy import Policy
 from tapeline.supervise.standby import Standby
-from tapeline.supervise.supervisor import Job, Rules, Supervisor
+from tapeline.supervise.supervisor import Supervisor
 
 TRAINER = '''
 """trainer.py RUN STEPS: state k is the hash of state k − 1; every tenth is saved.
@@ -127,14 +129,14 @@ def plan(folder, *faults):
     (folder / "faults.json").write_text(json.dumps(faults))
 
 
-def supervisor(folder, ranks, steps=60, *, engine=None, said=None, hang=None, **rules):
+def supervisor(folder, ranks, steps=60, *, engine=None, said=None, hang=None, node=None, **rules):
     """A supervisor of the trainer in a folder, its alerts in `said`."""
     run = folder / "run"
     command = (str(folder / "trainer.py"), str(run), str(steps))
     rules.setdefault("policy", Policy(base_s=0.01))
     said = said if said is not None else []
     return Supervisor(
-        Job(run, command, command, Ranks.parse(ranks)),
+        Job(run, command, command, Ranks.parse(ranks), node=node or Node()),
         Rules(
             hang=hang or HangLimits(floor_s=1.0, unlearned_s=20.0, slow_unlearned_s=20.0), **rules
         ),
@@ -149,9 +151,10 @@ def ended(folder):
     return read_journal(folder / "run/supervise/history.jsonl")
 
 
-def main(folder, ranks, steps):
-    """Supervise as a process of its own."""
-    outcome = supervisor(Path(folder), ranks, int(steps)).supervise()
+def main(folder, ranks, steps, *node):
+    """Supervise as a process of its own; on one machine of several, by its index and number."""
+    node = Node(*map(int, node)) if node else None
+    outcome = supervisor(Path(folder), ranks, int(steps), node=node).supervise()
     print(outcome.output, end="")
     print(*outcome.first, sep="\n", file=sys.stderr)
     sys.exit(outcome.exit_code)

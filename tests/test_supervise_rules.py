@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from tapeline.cli import app
 from tapeline.clock import FakeClock
 from tapeline.config import TrainingConfig
 from tapeline.errors import RunError
@@ -20,9 +23,16 @@ from tapeline.supervise.alerts import Alerts, write_gauges
 from tapeline.supervise.elastic import Ranks, change_text, choose
 from tapeline.supervise.launch import Launch
 from tapeline.supervise.monitor import HangLimits, Monitor
+from tapeline.supervise.nodes import Share
 from tapeline.supervise.policy import Ended, Policy, decide, num_idle
 from tapeline.supervise.processes import publish
-from tapeline.supervise.quarantine import Quarantine, Rule, kubernetes_affinity, slurm_exclude
+from tapeline.supervise.quarantine import (
+    FILE,
+    Quarantine,
+    Rule,
+    kubernetes_affinity,
+    slurm_exclude,
+)
 
 S = 1_000_000_000
 
@@ -110,11 +120,11 @@ def test_a_place_is_out_after_its_failures_and_on_probation_afterwards(tmp_path)
     places = Quarantine(path, rule)  # kept
     assert places.out(159 * S) == {"a:0": "soon after"}
     assert places.out(160 * S) == {}
-    assert places.on_probation("a:0", 161 * S)
+    assert places.state(places.places()["a:0"], 161 * S) == "probation"
     assert places.failed("a:0", "again", 170 * S)  # one is enough, for twice as long
     assert places.out(269 * S) == {"a:0": "again"}
     assert places.out(270 * S) == {}
-    assert not places.on_probation("a:0", 471 * S)
+    assert places.state(places.places()["a:0"], 471 * S) == "watched"
 
 
 def test_quarantine_in_the_words_of_schedulers():
@@ -127,6 +137,50 @@ def test_quarantine_in_the_words_of_schedulers():
         {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node10", "node2"]}
     ]
     assert (slurm_exclude({}), kubernetes_affinity({})) == ("", {})
+
+
+def quarantine(*argv):
+    return CliRunner().invoke(app, ["quarantine", *map(str, argv)])
+
+
+def test_places_are_left_out_and_taken_back_by_hand(tmp_path):
+    (tmp_path / "supervise").mkdir()
+    kept = Quarantine(tmp_path / FILE, Rule())  # of a supervisor that runs meanwhile
+    kept.failed("node1:0", "crashed", time.time_ns())
+    added = quarantine("add", tmp_path, "node2:1", "--reason", "ECC errors", "--hours", "24")
+    assert added.exit_code == 0 and added.stderr.startswith("node2:1 is left out until 20")
+    kept.failed("node1:0", "crashed again", time.time_ns())
+    assert kept.out(time.time_ns()) == {"node2:1": "ECC errors"}
+    until_ns = kept.places()["node2:1"].until_ns
+    assert 23 * 3600 * S < until_ns - time.time_ns() <= 24 * 3600 * S
+    one, two = json.loads(quarantine("list", tmp_path, "--json").stdout)
+    assert (one["place"], one["state"], one["until"], one["failures"]) == (
+        "node1:0",
+        "watched",
+        None,
+        2,
+    )
+    assert (two["place"], two["state"], two["reason"]) == ("node2:1", "out", "ECC errors")
+    table = quarantine("list", tmp_path).stdout
+    assert "node2:1" in table and "ECC errors" in table
+    assert quarantine("list", tmp_path, "--slurm").stdout == "node2\n"
+    assert "nodeAffinity" in json.loads(quarantine("list", tmp_path, "--kubernetes").stdout)
+    assert quarantine("remove", tmp_path, "node2:1").exit_code == 0
+    assert kept.out(time.time_ns()) == {}
+    assert quarantine("list", tmp_path, "--slurm").stdout == "\n"
+
+
+def test_places_of_another_name_and_runs_without_a_supervisor_are_refused(tmp_path):
+    with pytest.raises(RunError, match="expected the folder of a run that was supervised, found"):
+        raise quarantine("list", tmp_path).exception
+    (tmp_path / "supervise").mkdir()
+    with pytest.raises(RunError, match="expected host:slot, such as node7:0, found 'node7'"):
+        raise quarantine("add", tmp_path, "node7", "--reason", "x").exception
+    with pytest.raises(RunError, match="node7:0: expected a place, found none of that name"):
+        raise quarantine("remove", tmp_path, "node7:0").exception
+    Quarantine(tmp_path / FILE, Rule()).failed("node1:0", "x", 0)
+    with pytest.raises(RunError, match="expected one of the places node1:0, found none of that"):
+        raise quarantine("remove", tmp_path, "node7:0").exception
 
 
 def test_another_file_is_refused(tmp_path):
@@ -163,8 +217,8 @@ def watched(tmp_path):
     publish(tmp_path / "rank-0.json", {"pid": 7})
     clock = FakeClock(S)
     monitor = Monitor(tmp_path, HangLimits(), clock)
-    launch = Launch(tmp_path, tmp_path, 1, lambda: False)
-    monitor.begin(launch)
+    launch = Launch(tmp_path, tmp_path, Share(1), lambda: False)
+    monitor.begin(launch, resumes=False)
     heart = Heartbeat(heartbeat_path(tmp_path, 0), 1, 0)
     heart._pid = 7
     return clock, monitor, launch, heart
@@ -194,6 +248,23 @@ def test_limits_are_learned_by_phase(tmp_path):
     heart.beat(20, INDEX["compute"], 10**9)  # the same step again is no progress
     pass_time(clock, monitor, launch, 3)
     assert monitor.hung(launch) == [0]
+
+
+def test_how_long_a_start_may_take_is_learned_from_resumes(tmp_path):
+    clock, monitor, launch, heart = watched(tmp_path)
+    pass_time(clock, monitor, launch, 2)
+    heart.beat(0, INDEX["startup"], 0)
+    pass_time(clock, monitor, launch, 1)
+    heart.beat(0, INDEX["compute"], 0)
+    pass_time(clock, monitor, launch, 1)
+    assert monitor.allowed_s("startup") == HangLimits().slow_unlearned_s
+    heart._pid = 8
+    publish(tmp_path / "rank-0.json", {"pid": 8})
+    monitor.begin(launch, resumes=True)
+    pass_time(clock, monitor, launch, 20)  # importing, hashing: nothing is heard
+    heart.beat(1, INDEX["startup"], 0)
+    pass_time(clock, monitor, launch, 1)
+    assert monitor.allowed_s("startup") == pytest.approx(100, abs=1)
 
 
 def test_time_in_which_nobody_watched_accuses_nobody(tmp_path):

@@ -22,6 +22,7 @@ from tapeline.cli.ingest import ingest
 from tapeline.cli.new import new
 from tapeline.cli.plans import app as plans
 from tapeline.cli.prove import prove
+from tapeline.cli.quarantine import app as quarantine
 from tapeline.cli.repeat import audit, compare, replicate, rerun
 from tapeline.cli.report import report
 from tapeline.cli.runs import app as runs
@@ -50,6 +51,7 @@ app.command("train")(train)
 app.command("resume")(resume)
 app.command("supervise")(supervise)
 app.command("chaos")(chaos)
+app.add_typer(quarantine, name="quarantine")
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(plans, name="plan")
 app.add_typer(runs, name="runs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,8 @@ from tapeline.cli.output import Json, Set, print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from tapeline.config import RunConfig
-    from tapeline.supervise.supervisor import Outcome, Rules
+    from tapeline.supervise.job import Outcome, Rules
+    from tapeline.supervise.nodes import Node
 
 Out = Annotated[
     Path | None, typer.Option(help="The run's folder; default: runs/ and the run's name.")
@@ -21,6 +23,14 @@ Ranks = Annotated[str, typer.Option(help="How many ranks: N, or MIN:MAX to go on
 Warm = Annotated[
     bool,
     typer.Option("--warm", help="Keep a spare process with all imports done, and no torchrun."),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(help="On how many machines; default: as Slurm or Kubernetes says.", min=1),
+]
+NodeIndex = Annotated[int | None, typer.Option("--node", help="Which of them this is, from 0.")]
+Address = Annotated[
+    str | None, typer.Option(help="Of node 0, for the others; default: MASTER_ADDR or its name.")
 ]
 
 
@@ -44,20 +54,27 @@ def supervise(
     record_only: Annotated[
         bool, typer.Option("--record-only", help="Note and tell; end and restart nothing.")
     ] = False,
+    nodes: Nodes = None,
+    node: NodeIndex = None,
+    address: Address = None,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
     """Train under supervision: found hung or dead, a run is started again until it is done.
 
+    On several machines, start it on each, with one folder that all of them see.
+
     Exit code 75: told to stop, saved, start it again. 70: given up, do not requeue.
 
     Example: tapeline supervise examples/reference.toml --ranks 1:2 --set training.lanes=4
     """
+    from tapeline.supervise.job import Rules
+    from tapeline.supervise.nodes import Node
     from tapeline.supervise.policy import Policy
-    from tapeline.supervise.supervisor import Rules
 
     policy = Policy(max_restarts=max_restarts, record_only=record_only)
     rules = Rules(policy=policy, health=health, evict=evict)
+    here = Node.of(os.environ, number=nodes, index=node, address=address)
     if what.is_dir():
         settings, run, source = _recorded(what), what, None
     else:
@@ -65,7 +82,17 @@ def supervise(
     told = (alert, webhook)
     words = [*(w for o in overrides or [] for w in ("--set", o)), *(["--json"] if as_json else [])]
     end(
-        run_supervised(settings, source, run, words, ranks=ranks, warm=warm, rules=rules, told=told)
+        run_supervised(
+            settings,
+            source,
+            run,
+            words,
+            ranks=ranks,
+            warm=warm,
+            rules=rules,
+            told=told,
+            node=here,
+        )
     )
 
 
@@ -132,6 +159,7 @@ def run_supervised(
     warm: bool,
     rules: Rules,
     told: tuple[str | None, str | None] = (None, None),
+    node: Node | None = None,
 ) -> Outcome:
     """Supervise a run to its end.
 
@@ -142,19 +170,22 @@ def run_supervised(
         words: more arguments of `tapeline train`.
         ranks, warm, rules: as asked for.
         told: the command and the URL for alerts.
+        node: this machine, where it is one of several.
     """
     from tapeline.clock import SystemClock
     from tapeline.supervise.alerts import Alerts
     from tapeline.supervise.elastic import Ranks as Asked
+    from tapeline.supervise.job import Job
     from tapeline.supervise.launch import Engine, Torchrun
+    from tapeline.supervise.nodes import Node
     from tapeline.supervise.standby import Standby
-    from tapeline.supervise.supervisor import Job, Supervisor
+    from tapeline.supervise.supervisor import Supervisor
 
     run = run.absolute()
     begin = ("tapeline", "train", str(source), "--out", str(run), *words)
     as_json = ("--json",) if "--json" in words else ()
     resume = ("tapeline", "resume", str(run), *as_json)
-    job = Job(run, begin, resume, Asked.parse(ranks), settings.training)
+    job = Job(run, begin, resume, Asked.parse(ranks), settings.training, node or Node())
     engine: Engine = Standby(run) if warm else Torchrun(run)
     clock = SystemClock()
     alerts = Alerts(lambda text: say(f"tapeline: {text}"), clock, *told)

@@ -41,13 +41,13 @@ class History:
         ]
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the run's one supervisor; the lock goes with the process.
+    def locked(self, node: int) -> Iterator[None]:
+        """Be the run's one supervisor on a machine; the lock goes with the process.
 
         Raises:
             RunError: there is another.
         """
-        with (self.folder / ".lock").open("w") as file:
+        with (self.folder / f".lock-{node}").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

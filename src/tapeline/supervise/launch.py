@@ -3,7 +3,8 @@
 torchrun is the engine: a child with `--max-restarts=0` and, for each attempt, a rendezvous of its
 own on a port that the kernel chooses: reusing one connects workers to the attempt that died.
 `standby` is the other engine. A launch ends by SIGKILL of every process of the run: a hung rank
-gets no grace. Does not cover several machines.
+gets no grace. Of a run on several machines, it covers what this one starts, and sees how the
+others' ranks ended by the same files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tapeline.signals import Exit
-from tapeline.supervise.processes import MARK, die_with_parent, end_all, published
+from tapeline.supervise.nodes import Share
+from tapeline.supervise.processes import MARK, die_with_parent, end_all, publish, published
 
 
 class Launch:
@@ -26,7 +28,7 @@ class Launch:
     Args:
         run: folder of the run.
         folder: of this attempt.
-        num_ranks: how many.
+        share: the ranks that are started here.
         gone: whether what started the ranks is there no more.
         spared: processes of the run that outlive an attempt.
     """
@@ -35,12 +37,12 @@ class Launch:
         self,
         run: Path,
         folder: Path,
-        num_ranks: int,
+        share: Share,
         gone: Callable[[], bool],
         spared: Sequence[int] = (),
     ) -> None:
         self.folder = folder
-        self.num_ranks = num_ranks
+        self.share = share
         self._run = run
         self._gone = gone
         self._spared = spared
@@ -48,13 +50,13 @@ class Launch:
         self._ended_here: set[int] = set()
 
     def pids(self) -> dict[int, int]:
-        """The process of each rank that has been started, by rank."""
-        found = {rank: published(self._file(rank)) for rank in range(self.num_ranks)}
+        """The process of each rank that has been started here, by rank."""
+        found = {rank: published(self._file(rank)) for rank in self.share.ranks}
         return {rank: content["pid"] for rank, content in found.items() if content}
 
     def exits(self) -> dict[int, Exit]:
         """How each rank ended that has, by rank."""
-        for rank in range(self.num_ranks):
+        for rank in range(self.share.num_ranks):
             content = published(self._file(rank)) if rank not in self._exits else None
             if content and "code" in content:
                 code = content["code"]
@@ -62,16 +64,16 @@ class Launch:
                     code=code if code >= 0 else None,
                     signal=-code if code < 0 else None,
                     time_ns=content["ended_ns"],
-                    by_supervisor=rank in self._ended_here,
+                    by_supervisor=rank in self._ended_here or self._ended_there(rank),
                 )
         return dict(self._exits)
 
     def gone(self) -> bool:
-        """Whether what started the ranks has ended: no more ends will be told."""
+        """Whether what started the ranks here has ended: no more ends of these will be told."""
         return self._gone()
 
     def signal(self, number: int) -> None:
-        """Send a signal to every rank that runs."""
+        """Send a signal to every rank that runs here."""
         exits = self.exits()
         for rank, pid in self.pids().items():
             if rank not in exits:
@@ -79,8 +81,10 @@ class Launch:
                     os.kill(pid, number)
 
     def end(self) -> None:
-        """SIGKILL whatever is left, and return once nothing is."""
-        self._ended_here = set(range(self.num_ranks)) - self.exits().keys()
+        """SIGKILL whatever is left here, and return once nothing is."""
+        self._ended_here = set(self.share.ranks) - self.exits().keys()
+        ended = {"ranks": sorted(self._ended_here)}
+        publish(self.folder / f"ended-{self.share.node.index}.json", ended)
         end_all(self._run, self._spared)
         self.exits()
 
@@ -97,6 +101,11 @@ class Launch:
         path = self.folder / "rank-0.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def _ended_there(self, rank: int) -> bool:
+        """Whether a supervisor on another machine ended the rank."""
+        node = rank // self.share.num_local
+        return rank in (published(self.folder / f"ended-{node}.json") or {}).get("ranks", ())
+
     def _file(self, rank: int) -> Path:
         return self.folder / f"rank-{rank}.json"
 
@@ -107,11 +116,11 @@ class Engine(Protocol):
     def start(
         self,
         folder: Path,
-        num_ranks: int,
+        share: Share,
         command: Sequence[str],
         environment: Mapping[str, str],
     ) -> Launch:
-        """Start `command` as `num_ranks` ranks that write into `folder`."""
+        """Start `command` as the ranks of this machine, which write into `folder`."""
         ...
 
     def close(self) -> None:
@@ -133,15 +142,15 @@ class Torchrun:
     def start(
         self,
         folder: Path,
-        num_ranks: int,
+        share: Share,
         command: Sequence[str],
         environment: Mapping[str, str],
     ) -> Launch:
         """Start the ranks; whatever is left of an attempt before is ended first."""
         end_all(self._run)
         self.close()
-        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        argv += [f"--nproc-per-node={num_ranks}", "--max-restarts=0"]
+        argv = [sys.executable, "-m", "torch.distributed.run", *_meeting(share)]
+        argv += [f"--nproc-per-node={share.num_local}", "--max-restarts=0"]
         argv += ["-m", "tapeline.supervise.rank", str(folder), *command]
         parent = os.getpid()
         with (folder / "launcher.log").open("wb") as log:
@@ -154,7 +163,7 @@ class Torchrun:
                 start_new_session=True,
                 preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509  no threads here
             )
-        return Launch(self._run, folder, num_ranks, lambda: child.poll() is not None)
+        return Launch(self._run, folder, share, lambda: child.poll() is not None)
 
     def close(self) -> None:
         """Reap the last torchrun, killed if it runs."""
@@ -162,6 +171,14 @@ class Torchrun:
             self._child.kill()
             self._child.wait()
             self._child = None
+
+
+def _meeting(share: Share) -> list[str]:
+    node = share.node
+    if node.number == 1:
+        return ["--standalone"]
+    where = [f"--master-addr={node.address}", f"--master-port={share.port}"]
+    return [f"--nnodes={node.number}", f"--node-rank={node.index}", *where]
 
 
 def _tail(path: Path, num_lines: int) -> list[str]:

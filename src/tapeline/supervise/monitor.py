@@ -4,7 +4,8 @@ Progress is a step completed or a phase entered. How long a rank may go without 
 (those of a step are one): five
 times the longest that was seen in this run, after its first steps, and never less than a floor.
 Until then generous limits hold. A rank that was never heard of counts as in "startup": a monitor
-that is blind doesn't take that for health.
+that is blind doesn't take that for health. How long that may take is learned from lives that
+resumed: they hash the data and read a checkpoint, which the first doesn't.
 
 Time counts only while the monitor itself runs: after a machine slept, or a supervisor was stopped,
 nobody is accused of the time in between.
@@ -80,10 +81,12 @@ class Monitor:
     longest_s: dict[str, float] = field(default_factory=dict)
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_ns: int = 0
+    _resumes: bool = False
 
-    def begin(self, launch: Launch) -> None:
-        """Watch the ranks of a new attempt."""
-        self._seen = {rank: _Seen() for rank in range(launch.num_ranks)}
+    def begin(self, launch: Launch, *, resumes: bool) -> None:
+        """Watch this machine's ranks of a new attempt, which resumes the run or begins it."""
+        self._resumes = resumes
+        self._seen = {rank: _Seen() for rank in launch.share.ranks}
         self._looked_ns = self.clock.monotonic_ns()
 
     def look(self, launch: Launch) -> None:
@@ -126,19 +129,32 @@ class Monitor:
         """Steps done, of each rank that was heard of in this attempt."""
         return {rank: seen.beat.step for rank, seen in self._seen.items() if seen.beat}
 
-    def evidence(self, launch: Launch, host: str) -> Evidence:
-        """What a triage needs to say who failed first, or who is waited for."""
+    def evidence(self, launch: Launch, host: str, *, over: bool = False) -> Evidence:
+        """What a triage needs to say who failed first, or who is waited for.
+
+        Args:
+            launch: of the attempt.
+            host: this machine's name.
+            over: the attempt has ended everywhere: a rank of another machine that has left no end
+                is lost with it.
+        """
         exits, pids = launch.exits(), launch.pids()
-        ranks = []
+        for rank, found in exits.items():
+            if found.code:
+                exits[rank] = _with_words(found, launch.errors_of(rank))
+        share = launch.share  # of other machines' ranks, only how they ended is seen here
+        ranks = [
+            RankEvidence(rank, f"node {rank // share.num_local}", exit=exits.get(rank, Exit()))
+            for rank in set(range(share.num_ranks)) - self._seen.keys()
+            if over or rank in exits
+        ]
         for rank, seen in self._seen.items():
             beat = seen.beat
             heart = Heartbeat(beat.step, beat.phase, seen.watched_s) if beat else None
-            found = exits.get(rank)
-            if found and found.code:
-                found = _with_words(found, launch.errors_of(rank))
-            state = None if found else _state(pids.get(rank))
-            ranks.append(RankEvidence(rank, host, heartbeat=heart, exit=found, process_state=state))
-        return Evidence(launch.num_ranks, tuple(ranks))
+            end = exits.get(rank)
+            state = None if end else _state(pids.get(rank))
+            ranks.append(RankEvidence(rank, host, heartbeat=heart, exit=end, process_state=state))
+        return Evidence(share.num_ranks, tuple(ranks))
 
     def stuck_limits(self) -> Limits:
         """The limits in the terms of a triage."""
@@ -166,11 +182,14 @@ class Monitor:
                     "step": rank.heartbeat.step if rank.heartbeat else None,
                     "phase": rank.heartbeat.phase if rank.heartbeat else None,
                     "age_s": rank.heartbeat.age_s if rank.heartbeat else None,
+                    "limit_s": self.allowed_s(_phase(self._seen[rank.rank])),
                 }
                 for rank in evidence.ranks
+                if rank.rank in self._seen
             ],
         }
-        publish(launch.folder / "hang.json", found)
+        node = launch.share.node.index
+        publish(launch.folder / (f"hang-{node}.json" if node else "hang.json"), found)
         launch.signal(signal.SIGUSR2)
         launch.signal(signal.SIGCONT)
         deadline = time.monotonic() + _STACKS_S
@@ -179,11 +198,12 @@ class Monitor:
         return verdict
 
     def _learn(self, before: Beat | None, seen: _Seen) -> None:
-        if before is None or seen.beat is None or seen.first_step is None:
+        phase = before.phase if before else "startup"
+        if phase == "startup" and not self._resumes:
             return
-        if before.phase not in _SLOW and before.step < seen.first_step + _FIRST_STEPS:
+        if before and phase not in _SLOW and before.step < (seen.first_step or 0) + _FIRST_STEPS:
             return
-        kind = _kind(before.phase)
+        kind = _kind(phase)
         self.longest_s[kind] = max(self.longest_s.get(kind, 0.0), seen.watched_s)
 
 

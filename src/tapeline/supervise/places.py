@@ -72,10 +72,10 @@ class Places:
         """Whether an attempt could have more ranks than so many."""
         return len(choose(self._usable(), self.ranks, self.training)) > number
 
-    def failed(self, slot: int, reason: str) -> None:
-        """Count a failure against a slot."""
-        if self.quarantine.failed(self._name(slot), reason, self.clock.wall_ns()):
-            self._tell(slot, reason)
+    def failed(self, name: str, reason: str) -> None:
+        """Count a failure against a place, of this machine or another."""
+        if self.quarantine.failed(name, reason, self.clock.wall_ns()):
+            self._tell(name, reason)
 
     def evict(self, slot: int, number: int, times: float, reason: str) -> bool:
         """Put a slow slot in quarantine, unless steps would take even longer without it.
@@ -96,7 +96,7 @@ class Places:
         if times <= heavier:
             return False
         self.quarantine.put(self._name(slot), reason, self.clock.wall_ns())
-        self._tell(slot, reason)
+        self._tell(self._name(slot), reason)
         return True
 
     def _usable(self) -> list[int]:
@@ -104,8 +104,8 @@ class Places:
         slots = range(self.ranks.most)
         return [s for s in slots if self._name(s) not in out and self._healthy(s)]
 
-    def _tell(self, slot: int, reason: str) -> None:
-        self.alerts.send("quarantine", f"{self._name(slot)} is in quarantine: {reason}")
+    def _tell(self, name: str, reason: str) -> None:
+        self.alerts.send("quarantine", f"{name} is in quarantine: {reason}")
 
     def _name(self, slot: int) -> str:
         return f"{self.host}:{slot}"

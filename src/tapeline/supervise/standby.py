@@ -2,9 +2,9 @@
 
 torchrun can't do this: it starts its workers as new programs, and importing torch alone takes
 seconds. So the ranks are started here, in the environment that torchrun would give them (RANK,
-WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), on a port that no attempt before has had.
+WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
 One standby serves any number of failures and any number of ranks; it touches no device and starts
-no thread, so that a fork of it is a fresh process. POSIX, one machine.
+no thread, so that a fork of it is a fresh process. POSIX.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any, NoReturn
 
 from tapeline.errors import RunError
 from tapeline.supervise.launch import Launch
+from tapeline.supervise.nodes import Share
 from tapeline.supervise.processes import MARK, die_with_parent, end_all
 from tapeline.supervise.rank import fork_rank, note_end
 
@@ -43,12 +43,11 @@ class Standby:
         self._run = run
         self._preloaded = tuple(preloaded)
         self._child: subprocess.Popen[bytes] | None = None
-        self._ports: set[int] = set()
 
     def start(
         self,
         folder: Path,
-        num_ranks: int,
+        share: Share,
         command: Sequence[str],
         environment: Mapping[str, str],
     ) -> Launch:
@@ -59,13 +58,12 @@ class Standby:
         """
         child = self._ready()
         end_all(self._run, [child.pid])
-        port = _free_port(self._ports)
-        self._ports.add(port)
+        meeting = {"MASTER_ADDR": share.node.address, "MASTER_PORT": str(share.port)}
         request = {
             "folder": str(folder),
-            "num_ranks": num_ranks,
+            "ranks": list(share.ranks),
             "command": list(command),
-            "environment": {**environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            "environment": {**environment, **meeting, "WORLD_SIZE": str(share.num_ranks)},
         }
         assert child.stdin, "it was opened with pipes"
         try:
@@ -73,7 +71,7 @@ class Standby:
             child.stdin.flush()
         except BrokenPipeError:
             raise self._not_ready("one that had ended") from None
-        return Launch(self._run, folder, num_ranks, lambda: child.poll() is not None, [child.pid])
+        return Launch(self._run, folder, share, lambda: child.poll() is not None, [child.pid])
 
     def close(self) -> None:
         """End the standby, and with it every rank that is a fork of it."""
@@ -108,15 +106,6 @@ class Standby:
         )
 
 
-def _free_port(used: set[int]) -> int:
-    while True:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port: int = free.getsockname()[1]
-        if port not in used:
-            return port
-
-
 def main(preloaded: Sequence[str]) -> NoReturn:
     """Import, then fork ranks as asked on standard input, and note how each ends."""
     die_with_parent(os.getppid())
@@ -142,10 +131,10 @@ def main(preloaded: Sequence[str]) -> NoReturn:
 
 
 def _fork_all(request: dict[str, Any], ranks: dict[int, tuple[Path, int]]) -> None:
-    folder, size = Path(request["folder"]), request["num_ranks"]
+    folder = Path(request["folder"])
     os.environ.update(request["environment"])
-    for rank in range(size):
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    for local, rank in enumerate(request["ranks"]):
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local)}
         ranks[fork_rank(folder, rank, request["command"])] = folder, rank
 
 

@@ -1,8 +1,9 @@
 """The supervisor: starts a run, watches it, and starts it again until it is done or can't be.
 
-Covers one machine. Each attempt: choose places, start, watch, collect, end whatever is left, say
-who failed first, decide. SIGTERM, SIGINT or SIGUSR1 end the attempt everywhere: the ranks save
-between the same two steps, and the supervisor ends with the exit code for "start me again".
+Covers one machine, also as one of several (`nodes`). Each attempt: choose places, start, watch,
+collect, end whatever is left, say who failed first, decide. SIGTERM, SIGINT or SIGUSR1 end the
+attempt everywhere: the ranks save between the same two steps, and the supervisor ends with the
+exit code for "start me again".
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 
 from tapeline.clock import Clock
-from tapeline.config import TrainingConfig
 from tapeline.signals import Verdict, triage
 from tapeline.supervise.alerts import Alerts, write_gauges
-from tapeline.supervise.elastic import Ranks, change_text, load
+from tapeline.supervise.elastic import change_text, load
 from tapeline.supervise.history import History
+from tapeline.supervise.job import Job, Outcome, Rules
 from tapeline.supervise.launch import Engine, Launch
-from tapeline.supervise.monitor import HangLimits, Monitor
+from tapeline.supervise.monitor import Monitor
+from tapeline.supervise.nodes import Begin, Nodes
 from tapeline.supervise.places import Places, devices
 from tapeline.supervise.policy import (
     EXIT_DO_NOT_REQUEUE,
@@ -32,78 +33,14 @@ from tapeline.supervise.policy import (
     Action,
     Ended,
     How,
-    Policy,
     decide,
 )
-from tapeline.supervise.quarantine import Quarantine, Rule
-from tapeline.supervise.stragglers import Pace, SlowLimits
+from tapeline.supervise.quarantine import FILE, Quarantine
+from tapeline.supervise.stragglers import Pace
 
 _POLL_S = 0.02
 _GAUGES_S = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What is supervised.
-
-    Attributes:
-        run: its folder.
-        begin: program and arguments that begin it.
-        resume: that go on with it, once it has begun.
-        ranks: how many.
-        training: what decides on how many it can be trained; None allows any number.
-    """
-
-    run: Path
-    begin: tuple[str, ...]
-    resume: tuple[str, ...]
-    ranks: Ranks = field(default_factory=Ranks)
-    training: TrainingConfig | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """By what it is supervised.
-
-    Attributes:
-        policy: when to start again.
-        hang: when a rank hangs.
-        quarantine: when a place is left out.
-        slow: when a rank is a straggler.
-        evict: put the place of one in quarantine and go on without, where that is faster.
-        health: a shell command that says by exit code 0 that TAPELINE_SLOT can be used.
-        settle_s: after the first failure, how long the other ranks may take to say theirs.
-        grace_s: after a stop, how long they may take to save.
-    """
-
-    policy: Policy = field(default_factory=Policy)
-    hang: HangLimits = field(default_factory=HangLimits)
-    quarantine: Rule = field(default_factory=Rule)
-    slow: SlowLimits = field(default_factory=SlowLimits)
-    evict: bool = False
-    health: str | None = None
-    settle_s: float = 0.5
-    grace_s: float = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How it ended.
-
-    Attributes:
-        exit_code: for the scheduler.
-        reason: in words.
-        first: what the first rank to fail said last; empty for a good end.
-        output: what rank 0 printed in the last attempt.
-        attempts: how many there were, in all lives of supervisors.
-    """
-
-    exit_code: int
-    reason: str
-    first: tuple[str, ...]
-    output: str
-    attempts: int
 
 
 @dataclass(slots=True)
@@ -128,6 +65,7 @@ class Supervisor:
     _history: History = field(init=False)
     _monitor: Monitor = field(init=False)
     _places: Places = field(init=False)
+    _nodes: Nodes = field(init=False)
     _pace: Pace = field(init=False)
     _stop: bool = field(init=False, default=False)
     _ranks_before: int | None = field(init=False, default=None)
@@ -137,7 +75,7 @@ class Supervisor:
     def __post_init__(self) -> None:
         self._history = History(self.job.run)
         self._monitor = Monitor(self.job.run, self.rules.hang, self.clock)
-        quarantine = Quarantine(self._history.folder / "quarantine.json", self.rules.quarantine)
+        quarantine = Quarantine(self.job.run / FILE, self.rules.quarantine)
         self._places = Places(
             self.job.ranks,
             self.job.training,
@@ -146,6 +84,9 @@ class Supervisor:
             self.alerts,
             self.clock,
         )
+        self._nodes = Nodes(
+            self.job.node, self._history, self._places.host, lambda: self._stop, self.alerts.say
+        )
 
     def supervise(self) -> Outcome:
         """Bring the run to its end.
@@ -153,17 +94,26 @@ class Supervisor:
         Raises:
             RunError: another supervisor looks after it, or its ranks can't be ended.
         """
-        with self._history.locked(), self._signals(), contextlib.closing(self.engine):
+        node = self.job.node.index
+        with self._history.locked(node), self._signals(), contextlib.closing(self.engine):
             while True:
                 slots = self._slots()
-                if not slots:
-                    return Outcome(EXIT_REQUEUE, "told to stop", (), "", len(self._history.ended))
-                launch, verdict = self._attempt(slots)
+                begin = self._nodes.begin(len(slots)) if slots else None
+                if begin is None:
+                    return self._never_begun()
+                launch, verdict = self._attempt(slots, begin)
+                if not self._nodes.leads:
+                    continue
                 action = self._decide()
                 if not action.restart:
                     return self._outcome(launch, verdict, action)
                 self.alerts.say(f"{action.reason}, in {action.delay_s:.1f} s")
                 self._sleep(action.delay_s)
+
+    def _never_begun(self) -> Outcome:
+        """Told to stop before an attempt, or as one of several machines that node 0 ended."""
+        code, reason = self._nodes.decided() or (EXIT_REQUEUE, "told to stop")
+        return Outcome(code, reason, (), "", len(self._history.ended))
 
     def _decide(self) -> Action:
         action = decide(self._history.ended, self.rules.policy, told=self._stop)
@@ -175,6 +125,7 @@ class Supervisor:
     def _outcome(self, launch: Launch, verdict: Verdict | None, action: Action) -> Outcome:
         code, why = action.exit_code, self._history.stopped()
         reason = f"{action.reason}: {why}" if why else action.reason
+        self._nodes.decide(launch.folder, code, reason)
         first = _words(launch, verdict) if code == EXIT_DO_NOT_REQUEUE else ()
         if code == EXIT_DO_NOT_REQUEUE:
             self.alerts.send("ended", f"{self.job.run}: given up, {reason}")
@@ -182,48 +133,58 @@ class Supervisor:
 
     # One attempt
 
-    def _attempt(self, slots: list[int]) -> tuple[Launch, Verdict | None]:
+    def _attempt(self, slots: list[int], begin: Begin) -> tuple[Launch, Verdict | None]:
         """Start, watch and end it; what is known of who failed first."""
         before, self._ranks_before = self._ranks_before, len(slots)
         if before not in (None, len(slots)):
             self.alerts.send("ranks", change_text(before or 0, len(slots), self.job.training))
-        number, folder = self._history.next_attempt()
         began_ns = self.clock.wall_ns()
         committed = self._history.committed()
-        command = self.job.resume if self._history.begun() else self.job.begin
-        environment = {"TAPELINE_ATTEMPT": str(number), **devices(slots, os.environ)}
-        loads = [load(rank, len(slots), self.job.training) for rank in range(len(slots))]
+        command = self.job.resume if begin.resumes else self.job.begin
+        environment = {"TAPELINE_ATTEMPT": str(begin.number), **devices(slots, os.environ)}
+        number = begin.share.num_ranks
+        loads = [load(rank, number, self.job.training) for rank in range(number)]
         self._pace = Pace(self.job.run, loads, self.rules.slow, self.clock)
-        launch = self.engine.start(folder, len(slots), command, environment)
-        self._monitor.begin(launch)
+        launch = self.engine.start(begin.folder, begin.share, command, environment)
+        self._monitor.begin(launch, resumes=begin.resumes)
         try:
             planned, hung = self._watch(launch, slots, committed)
         finally:
             launch.end()
         how = "stopped" if self._history.stopped() else _how(launch, hung=hung is not None)
+        self._nodes.end(launch.folder, how)
         verdict = hung
         if how in ("failed", "killed"):
-            evidence = self._monitor.evidence(launch, self._places.host)
+            evidence = self._monitor.evidence(launch, self._places.host, over=True)
             verdict = triage(evidence, self._monitor.stuck_limits())[0]
-        self._note(number, how, verdict, slots, began_ns, planned=planned and how == "preempted")
+        if self._nodes.leads:
+            ended = Ended(
+                how,
+                began_ns,
+                self.clock.wall_ns(),
+                self._history.committed(),
+                planned and how == "preempted",
+            )
+            self._note(begin, ended, verdict, slots)
         return launch, verdict
 
     def _watch(
         self, launch: Launch, slots: list[int], committed: int
     ) -> tuple[bool, Verdict | None]:
         """Until it is over: whether it was stopped to go on with other ranks, and who hung."""
-        num_ranks = len(slots)
         stopped_s: float | None = None
         failed_s: float | None = None
         planned = False
         while True:
             gone = launch.gone()  # before the ends are read, so that none is missed
             self._monitor.look(launch)
-            self._tell(num_ranks)
-            exits, now_s = launch.exits(), time.monotonic()
-            if len(exits) == num_ranks or gone:
+            self._tell(len(slots))
+            exits, others = launch.exits(), self._nodes.others(launch.folder)
+            now_s = time.monotonic()
+            if len(exits) == launch.share.num_ranks or (gone and all(others)):
                 return planned, None
-            if any(not end.orderly for end in exits.values()):
+            failed = any(how in ("failed", "killed", "hung") for how in others)
+            if failed or any(not end.orderly for end in exits.values()):
                 failed_s = failed_s or now_s
                 if now_s - failed_s > self.rules.settle_s:
                     return planned, None
@@ -247,29 +208,25 @@ class Supervisor:
 
     def _note(
         self,
-        number: int,
-        how: How,
+        begin: Begin,
+        ended: Ended,
         verdict: Verdict | None,
         slots: list[int],
-        began_ns: int,
-        *,
-        planned: bool,
     ) -> None:
         """Keep how an attempt ended, in the supervisor's history and in the run's record."""
-        now_ns = self.clock.wall_ns()
+        how = ended.how
         evidence = "; ".join(verdict.evidence) if verdict else f"its ranks ended: {how}"
         steps = self._monitor.steps()
         self._history.note_end(
             how="preempted" if how == "preempted" else "killed",
             step=min(steps.values(), default=None),
             evidence=evidence,
-            wall_ns=now_ns,
+            wall_ns=ended.ended_ns,
         )
-        ended = Ended(how, began_ns, now_ns, self._history.committed(), planned)
         self._history.add(
             ended,
-            attempt=number,
-            ranks=len(slots),
+            attempt=begin.number,
+            ranks=begin.share.num_ranks,
             slots=slots,
             first=list(verdict.ranks) if verdict else [],
             evidence=evidence,
@@ -277,10 +234,12 @@ class Supervisor:
         if verdict is None or self._stop:
             return
         self.alerts.send(
-            "attempt", f"{self.job.run}: attempt {number} {how}; {verdict.evidence[0]}"
+            "attempt", f"{self.job.run}: attempt {begin.number} {how}; {verdict.evidence[0]}"
         )
         if len(verdict.ranks) == 1:
-            self._places.failed(slots[verdict.ranks[0]], verdict.evidence[0])
+            node, local = divmod(verdict.ranks[0], begin.share.num_local)
+            host = self._nodes.host_of(begin.folder, node)
+            self._places.failed(f"{host}:{slots[local]}", verdict.evidence[0])
 
     # Places
 
@@ -294,11 +253,14 @@ class Supervisor:
 
     def _moves(self, slots: list[int], committed: int) -> bool:
         """Whether to go on elsewhere: without a straggler, or on more places."""
+        if not self._nodes.leads:
+            return False
         return self._evicts(slots) or self._can_grow(len(slots), committed)
 
     def _evicts(self, slots: list[int]) -> bool:
         """Tell of new stragglers; whether the place of one was given up, by the rules."""
-        evicted, may_evict = False, self.rules.evict and not self.rules.policy.record_only
+        evicted, alone = False, self.job.node.number == 1
+        may_evict = self.rules.evict and alone and not self.rules.policy.record_only
         for slow in self._pace.look():
             self.alerts.send("straggler", f"{self.job.run}: {slow.text}")
             if may_evict and slow.behind and slow.times_best:
@@ -322,7 +284,7 @@ class Supervisor:
         steps = self._monitor.steps()
         self.stepped(min(steps.values(), default=0))
         now_ns = self.clock.monotonic_ns()
-        if now_ns - self._told_ns < _GAUGES_S * 1e9:
+        if not self._nodes.leads or now_ns - self._told_ns < _GAUGES_S * 1e9:
             return
         self._told_ns = now_ns
         heard = len(steps) == num_ranks
@@ -361,7 +323,7 @@ def _how(launch: Launch, *, hung: bool) -> How:
     exits = list(launch.exits().values())
     if hung:
         return "hung"
-    if len(exits) == launch.num_ranks:
+    if len(exits) == launch.share.num_ranks:
         if all(end.code == 0 for end in exits):
             return "finished"
         if all(end.orderly for end in exits):
