@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +21,27 @@ from tapeline.runs import Metrics, RunFolder, read_metrics
 from tapeline.runs.summary import summary
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for what is read when first asked for
 class SeenRun:
     """A run as its files tell it.
 
     Attributes:
         run: its folder.
         record: what it was made of.
-        lives: its attempts, each start with its end.
         ledgers: of its ranks.
         account: where the time of all its lives went; None without ledgers that add up.
         diagnosis: the verdicts; None where too little can be read.
         metrics: of each rank.
-        findings: of the watchers in all lives.
-        checkpoints: steps of the checkpoints that are kept.
         summary: what it came to.
         problems: what couldn't be read, a sentence each.
     """
 
     run: RunFolder
     record: dict[str, Any]
-    lives: list[dict[str, Any]]
     ledgers: list[RankLedger]
     account: Account | None
     diagnosis: Diagnosis | None
     metrics: list[Metrics]
-    findings: list[dict[str, Any]]
-    checkpoints: list[int]
     summary: dict[str, Any]
     problems: tuple[str, ...]
 
@@ -76,20 +71,32 @@ class SeenRun:
         for done, path in enumerate(paths, start=1):
             metrics.append(read_metrics(path))
             progress(done, len(paths))
-        manifests = run.checkpoints_path.glob("step-*/manifest.json")
         return cls(
             run=run,
             record=record,
-            lives=run.attempts(),
             ledgers=ledgers,
             account=accounted,
             diagnosis=_diagnosis(folder, accounted, problems),
             metrics=metrics,
-            findings=read_journal(run.findings_path),
-            checkpoints=sorted(int(path.parent.name.removeprefix("step-")) for path in manifests),
             summary=summary(folder),
             problems=tuple(dict.fromkeys(problems)),
         )
+
+    @cached_property
+    def lives(self) -> list[dict[str, Any]]:
+        """Its attempts, each start with its end."""
+        return self.run.attempts()
+
+    @cached_property
+    def findings(self) -> list[dict[str, Any]]:
+        """Of the watchers, in all lives."""
+        return read_journal(self.run.findings_path)
+
+    @cached_property
+    def checkpoints(self) -> list[int]:
+        """Steps of the checkpoints that are kept."""
+        manifests = self.run.checkpoints_path.glob("step-*/manifest.json")
+        return sorted(int(path.parent.name.removeprefix("step-")) for path in manifests)
 
     @property
     def name(self) -> str:
