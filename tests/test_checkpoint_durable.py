@@ -543,7 +543,7 @@ def test_a_copy_that_cannot_be_listed_is_told(tmp_path: Path, commits, monkeypat
         return really(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(CheckpointError, match="far: expected .* found Permission denied"):
+    with pytest.raises(CheckpointError, match=r"far: expected .* found Permission denied"):
         tier.steps()
 
 

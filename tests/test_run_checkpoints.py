@@ -418,8 +418,8 @@ def test_a_copy_that_fails_is_told_and_made_up_for(workplace, tmp_path):
     far.touch()  # in the way of the folder
     with (
         pytest.warns(RuntimeWarning, match="A checkpoint was not copied: .*far: expected a place"),
-        pytest.warns(RuntimeWarning, match="left out of this resume: .*far: .* Not a directory"),
-        pytest.warns(RuntimeWarning, match="copies can't be listed: .*far: .* Not a directory"),
+        pytest.warns(RuntimeWarning, match=r"left out of this resume: .*far: .* Not a directory"),
+        pytest.warns(RuntimeWarning, match=r"copies can't be listed: .*far: .* Not a directory"),
         pytest.raises(CheckpointError, match="far: expected a place for durable copies"),
     ):
         resume(run, durable(tmp_path))

@@ -251,14 +251,15 @@ class DurableTier:
         here = {path.name for path in local.iterdir()}
         names = list(self._place.sizes())
         steps = _marked(self._place.sizes())  # later: what was completed meanwhile counts
-        stray = []
-        for name in names:
+
+        def is_stray(name: str) -> bool:
             folder, _, file = name.rpartition("/")
             match = _FOLDER.fullmatch(folder)
-            if match and folder not in here and int(match[1]) < max(steps, default=0):
-                if int(match[1]) not in steps or file.startswith(ASIDE):
-                    stray.append(name)
-        self._place.remove(stray)
+            if not match or folder in here or int(match[1]) >= max(steps, default=0):
+                return False
+            return int(match[1]) not in steps or file.startswith(ASIDE)
+
+        self._place.remove([name for name in names if is_stray(name)])
 
     def _put(self, marker: Marker, folder: Path) -> Marker:
         name = _name(marker.step)
