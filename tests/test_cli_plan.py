@@ -141,9 +141,34 @@ def test_checkpoint_from_counted_failures_tells_the_range(plan):
     )
 
 
-def test_checkpoint_says_when_an_interval_is_longer_than_the_run(plan):
-    assert "checkpoint once, at its end" in plan("checkpoint", "--useful-hours", "0.5")[1]
+def test_checkpoint_says_when_an_interval_is_longer_than_the_run(plan, answer):
+    once = "the best interval, {} s or more, is longer than the run: checkpoint once, at its end."
+    assert answer("checkpoint", "--useful-hours", "0.5")["notes"][1:] == [
+        f"one writer, synchronous: {once.format('2,789')}"
+    ]
+    assert answer("checkpoint", "--useful-hours", "0.05")["notes"] == [
+        "one writer, synchronous, 8 shards, synchronous, 8 shards, asynchronous: "
+        + once.format(312)
+    ]
     assert "checkpoint once" not in plan("checkpoint")[1]
+
+
+def test_checkpoint_says_what_other_jobs_do_to_the_interval(answer):
+    *_, note = answer("checkpoint", "--jobs", "20")["notes"]
+    assert note == (
+        "That holds for a job alone: 20 jobs that save at once, every 450 s, lose 7.0 % of their "
+        "time; in turn, every 450 s, 5.0 % (8 shards, asynchronous)."
+    )
+
+
+def test_memory_takes_a_run_and_a_device(answer, run):
+    found = answer("memory", "--from-run", "run", "--device", "l4")["inputs"]
+    assert found["parameters"] == {
+        "value": 56_897,
+        "source": "measured",
+        "detail": "run, its record",
+    }
+    assert (found["memory_gb"]["value"], found["memory_gb"]["source"]) == (24, "printed")
 
 
 @pytest.fixture
@@ -153,7 +178,7 @@ def run(tmp_path):
     from tapeline.runs import RunFolder
 
     folder = RunFolder(tmp_path / "run", SystemClock())
-    folder.create({"format": "tapeline run", "version": 1})
+    folder.create({"format": "tapeline run", "version": 1, "num_parameters": 56_897})
     lives = [
         {"attempt": 1, "started": "2026-01-01T00:00:00Z", "from_step": 0},
         {"attempt": 1, "how": "killed", "evidence": "no end was recorded"},

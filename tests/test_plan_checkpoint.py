@@ -275,6 +275,7 @@ def test_one_class_or_one_name_twice_is_refused():
 
 SPEED = Quantity("speed_kmh", "How fast", 50.0)
 COUNT = Quantity("wheels", "Wheels", positive=False, whole=True, most=18)
+FREE = Quantity("free_share", "Free share", 0.1, positive=False, most=1)
 
 
 def test_a_number_is_taken_as_given_else_as_measured_else_by_default():
@@ -289,6 +290,12 @@ def test_a_number_is_taken_as_given_else_as_measured_else_by_default():
         "detail": "runs/a, by radar",
     }
     assert Inputs().take(SPEED) == 50.0
+    printed = Measured("a car", {"speed_kmh": (90.0, "its sheet")}, source="printed")
+    both = Inputs(None, printed, measured)
+    assert both.take(SPEED) == 90.0
+    assert both.values["speed_kmh"].source == "printed"
+    assert both.knows(SPEED)
+    assert not both.knows(COUNT)
     with pytest.raises(TapelineError) as error:
         inputs.take(COUNT)
     assert str(error.value) == (
@@ -301,6 +308,14 @@ def test_a_number_is_taken_as_given_else_as_measured_else_by_default():
     [
         (SPEED, 0.0, "--speed-kmh: expected a number above 0 and finite, found 0"),
         (SPEED, math.inf, "--speed-kmh: expected a number above 0 and finite, found inf"),
+        (SPEED, 1e20, "--speed-kmh: expected a number above 0, 1e+18 at most, found 1e+20"),
+        (SPEED, 1e-20, "--speed-kmh: expected a number 1e-12 or more and finite, found 1e-20"),
+        (
+            FREE,
+            1e-20,
+            "--free-share: expected a number 0, or 1e-12 or more, 1 at most, found 1e-20",
+        ),
+        (FREE, 1.0000001, "--free-share: expected a number 0 or more, 1 at most, found 1.0000001"),
         (COUNT, 1.5, "--wheels: expected a whole number 0 or more, 18 at most, found 1.5"),
         (COUNT, 19, "--wheels: expected a whole number 0 or more, 18 at most, found 19"),
     ],

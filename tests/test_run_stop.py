@@ -12,7 +12,7 @@ from tapeline.checkpoint import Shelf
 from tapeline.cli import app
 from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
-from tapeline.errors import ConfigError
+from tapeline.errors import ConfigError, TrainingError
 from tapeline.run import resume, start
 from tapeline.runs import RunFolder
 from tapeline.store import write_shards
@@ -117,6 +117,16 @@ def test_a_stopped_run_stays_stopped_until_told_otherwise(workplace, tmp_path):
     assert lives(run) == [("stopped", 0), ("stopped", 20)]
     went_on = resume(run, ["stop={}"])
     assert went_on.part_sha256 == start(config_of(workplace), tmp_path / "free").part_sha256
+
+
+def test_a_loss_that_is_no_number_fails_the_run_and_saves_nothing_of_it(workplace, tmp_path):
+    run = tmp_path / "run"
+    wild = {"steps": STEPS, "batch": 16, "optimizer": "sgd", "learning_rate": 1e9}
+    config = config_of(workplace, training=wild, stop={"target": [20, 0.0]})
+    with pytest.raises(TrainingError, match=r"expected a finite loss, found (inf|nan)\. Lower"):
+        start(config, run)
+    assert lives(run) == [("failed", 0)]
+    assert not Shelf(run / "checkpoints").steps()
 
 
 def test_the_command_line_says_why_with_exit_code_1(workplace, tmp_path):

@@ -1,7 +1,8 @@
 """Stopping a run by criteria that were set before it began.
 
 Covers judging it where a look is due, and ending the life on all ranks with its state saved. Does
-not cover the criteria themselves (`plan.stop`).
+not cover the criteria themselves (`plan.stop`), nor a loss that isn't finite: such a run fails at
+once, whatever its criteria, since its state is not to be saved.
 """
 
 from __future__ import annotations

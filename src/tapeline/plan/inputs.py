@@ -59,11 +59,13 @@ class Quantity:
         low = "above 0" if self.positive else "0 or more"
         if self.least != LEAST:
             low = f"{self.least:g} or more"
-        high = f", {self.most:g} at most" if self.most < MOST else " and finite"
+        elif 0 < number < LEAST and not self.whole:
+            low = f"{LEAST:g} or more" if self.positive else f"0, or {LEAST:g} or more"
+        finite = self.most == MOST and not MOST < number < math.inf
         raise TapelineError(
             where,
-            expected=f"{kind} {low}{high}",
-            found=f"{number:g}",
+            expected=f"{kind} {low}" + (" and finite" if finite else f", {self.most:g} at most"),
+            found=f"{number:.12g}",
             fix=f"Correct it: {self.help[0].lower()}{self.help[1:]}",
         )
 
@@ -105,12 +107,17 @@ class Inputs:
     """The numbers of one plan. What was taken stays, in order, to be shown beside the result.
 
     Args:
-        measured: from a run, if one was named. What is given goes before it.
+        sources: a run or a document, each if one was named, the first before the others. What is
+            given goes before all.
     """
 
-    def __init__(self, measured: Measured | None = None) -> None:
-        self.measured = measured
+    def __init__(self, *sources: Measured | None) -> None:
+        self._sources = [source for source in sources if source]
         self.values: dict[str, Value] = {}
+
+    def knows(self, quantity: Quantity) -> bool:
+        """Whether a source has the number."""
+        return any(quantity.name in source.numbers for source in self._sources)
 
     def take(self, quantity: Quantity, given: float | None = None) -> float:
         """The number: as given, else as measured, else the default.
@@ -133,14 +140,13 @@ class Inputs:
         if given is not None:
             return given, "given", ""
         detail = ""
-        if self.measured:
-            if quantity.name in self.measured.numbers:
-                number, how = self.measured.numbers[quantity.name]
-                stated = quantity.name in self.measured.stated
-                source = "stated" if stated else self.measured.source
-                return number, source, f"{self.measured.run}, {how}"
-            if quantity.name in self.measured.missing:
-                detail = f"{self.measured.run}: {self.measured.missing[quantity.name]}"
+        for known in self._sources:
+            if quantity.name in known.numbers:
+                number, how = known.numbers[quantity.name]
+                source = "stated" if quantity.name in known.stated else known.source
+                return number, source, f"{known.run}, {how}"
+            if quantity.name in known.missing:
+                detail = f"{known.run}: {known.missing[quantity.name]}"
         if quantity.default is None:
             raise TapelineError(
                 quantity.option,

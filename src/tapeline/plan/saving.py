@@ -208,8 +208,8 @@ def take_mtbf(
     inputs: Inputs, hours: float | None, failures: int | None, exposure_hours: float | None
 ) -> Mtbf:
     """As stated; else from failures that were counted, here or by the run; else the default."""
-    counted = inputs.measured and FAILURES.name in inputs.measured.numbers
-    if hours is None and (failures is not None or exposure_hours is not None or counted):
+    counted = failures is not None or exposure_hours is not None or inputs.knows(FAILURES)
+    if hours is None and counted:
         num_failures = inputs.count(FAILURES, failures)
         return Mtbf.observed(num_failures, inputs.take(EXPOSURE_HOURS, exposure_hours) * S_PER_HOUR)
     return Mtbf.known(inputs.take(MTBF_HOURS, hours) * S_PER_HOUR)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from tapeline.plan.inputs import Quantity
 
-RANKS = Quantity("ranks", "Ranks that wait for each other; the accelerators", most=1e9, whole=True)
+RANKS = Quantity(
+    "ranks", "Ranks that wait for each other; default: the accelerators", most=1e9, whole=True
+)
 STEP_CV = Quantity(
     "step_cv",
     "Standard deviation of one rank's step time over its mean, the same on every rank",

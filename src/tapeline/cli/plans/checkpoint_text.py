@@ -149,21 +149,26 @@ def strategy_notes(plan: CheckpointPlan) -> list[str]:
 
     best = next(one for one in plan.strategies if one.name == plan.best)
     lost = format_percent(best.overhead + best.shares.in_flight)
-    notes = [
-        f"{best.name}: save every {format_number(best.interval_s)} s of work; the model expects "
-        f"{lost} of the time to be lost."
+    notes = []
+    if best.num_saves:
+        notes.append(
+            f"{best.name}: save every {format_number(best.interval_s)} s of work; the model "
+            f"expects {lost} of the time to be lost."
+        )
+    once = [one for one in plan.strategies if one.num_saves == 0]
+    if once:
+        shortest = min(one.interval_s for one in once)
+        notes.append(
+            f"{', '.join(one.name for one in once)}: the best interval, "
+            f"{format_number(shortest)} s or more, is longer than the run: checkpoint once, at "
+            "its end."
+        )
+    notes += [
+        f"{one.name}: the background write takes {format_number(one.write_s)} s and must end "
+        "before the next save, so it sets the interval; a faster write would help."
+        for one in plan.strategies
+        if one.bound_by_write
     ]
-    for one in plan.strategies:
-        if one.num_saves == 0:
-            notes.append(
-                f"{one.name}: the best interval is longer than the run: checkpoint once, at its "
-                "end."
-            )
-        if one.bound_by_write:
-            notes.append(
-                f"{one.name}: the background write takes {format_number(one.write_s)} s and must "
-                "end before the next save, so it sets the interval; a faster write would help."
-            )
     notes += [f"{one.name} can't carry this job. {one.why}" for one in plan.refused]
     if plan.contention:
         notes.append(_contention_note(plan))
@@ -173,12 +178,14 @@ def strategy_notes(plan: CheckpointPlan) -> list[str]:
 
 
 def _contention_note(plan: CheckpointPlan) -> str:
-    from tapeline.report import format_percent
+    from tapeline.report import format_number, format_percent
 
     one = next(row for row in plan.contention if row.name == plan.best)
     return (
-        f"{one.jobs} jobs that save at once lose {format_percent(one.aligned_overhead)} of their "
-        f"time, in turn {format_percent(one.staggered_overhead)} ({one.name})."
+        f"That holds for a job alone: {one.jobs} jobs that save at once, every "
+        f"{format_number(one.aligned_interval_s)} s, lose {format_percent(one.aligned_overhead)} "
+        f"of their time; in turn, every {format_number(one.staggered_interval_s)} s, "
+        f"{format_percent(one.staggered_overhead)} ({one.name})."
     )
 
 

@@ -52,7 +52,7 @@ def measured(run: Path | None) -> Measured | None:
     return Measured(str(run), numbers, missing, stated=frozenset(told))
 
 
-_NO_LEDGER = "it has no ledger, or none of this"
+_NO_LEDGER = "no ledger of it tells this"
 _STEPPING = (
     *("data_ms", "compute_ms", "communication_ms", "checkpoint_ms", "rest_ms"),
     *("restart_minutes", "accelerators"),

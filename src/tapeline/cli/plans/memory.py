@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tapeline.cli.output import Json
-from tapeline.cli.plans.frame import Answer, Plot, option, show
+from tapeline.cli.plans.frame import Answer, FromRun, Plot, option, show
+from tapeline.cli.plans.from_run import measured
 from tapeline.errors import TapelineError
 from tapeline.plan import Inputs, Measured
 from tapeline.plan.devices import DEVICES, device_named
@@ -52,6 +53,7 @@ def memory(
     device: Annotated[
         str | None, typer.Option(help="A device of the table, in place of --memory-gb.")
     ] = None,
+    from_run: FromRun = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +63,7 @@ def memory(
 
     Example: tapeline plan memory --parameters 7000000000 --device h100-sxm
     """
-    inputs = Inputs(_of_device(device))
+    inputs = Inputs(_of_device(device), measured(from_run))
     num_layers = inputs.count(LAYERS, layers)
     estimated = activation_gb is None
     if activation_gb is None:

@@ -62,7 +62,7 @@ def stop(
 ) -> None:
     """Criteria to stop a run by: a loss to reach by a step, and a band from reference runs.
 
-    Prints a section for the configuration.
+    Prints a section for the configuration. A loss that isn't a number ends a run without it.
 
     Example: tapeline plan stop --target-loss 0.053 --by-step 400 --steps 1000
 

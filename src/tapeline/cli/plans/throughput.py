@@ -185,10 +185,12 @@ def _notes(plan: ThroughputPlan, loader: Loader) -> list[str]:
 
 
 def _straggler_notes(here: Straggling, step_cv: float, slow_rank: float) -> list[str]:
-    notes = [
-        f"On {here.num_ranks} ranks, random variation of {points(step_cv)} a rank costs "
-        f"{points(here.lost_random)} of throughput, more with more ranks."
-    ]
+    notes = []
+    if here.num_ranks > 1:
+        notes.append(
+            f"On {here.num_ranks} ranks, random variation of {points(step_cv)} a rank costs "
+            f"{points(here.lost_random)} of throughput, more with more ranks."
+        )
     if slow_rank > 1:
         notes.append(
             f"One rank {slow_rank:g} times slower costs {points(1 - 1 / slow_rank)} by itself, at "
