@@ -42,7 +42,7 @@ def steps_saved():
             saved = json.loads(path.read_text())
             assert saved["state"] == sha256(saved["file"].encode()).hexdigest()
             yield saved["step"], saved["state"]
-        except (ValueError, AssertionError):
+        except (ValueError, KeyError, AssertionError):
             print(f"passed over {path}", file=sys.stderr)
 
 def save(step, state, before):

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers_supervise import ended, plan, state_after
 
@@ -39,7 +40,7 @@ def test_twenty_faults_change_nothing(tmp_path):
     command = [sys.executable, str(helper), str(tmp_path), "2", str(STEPS)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     chaos = Chaos(run, lambda _: None)
-    for strike in schedule(20, 0.05, 4):
+    for strike in schedule(20, 0.05, 8):
         wait_until_trained(chaos, process)
         time.sleep(min(strike.after_s, 0.2))
         assert chaos.strike(strike)
@@ -51,7 +52,7 @@ def test_twenty_faults_change_nothing(tmp_path):
     assert lives[-1]["how"] == "finished"
     hung = sum(strike.kind == "stop" for _, strike in chaos.done)
     assert sum(life["how"] == "hung" for life in lives) == hung
-    assert len(lives) == 1 + sum(strike.kind != "slow" for _, strike in chaos.done)
+    assert len(lives) == 1 + len({at for at, strike in chaos.done if strike.kind != "slow"})
 
 
 def wait_until_trained(chaos, process):
@@ -87,3 +88,25 @@ def test_a_run_under_chaos_is_compared_with_itself_in_peace(tmp_path):
     going_s = 46 - 12 - 3
     carried = efficiency(going_s / 3, blocking_s=1.0, mtbf_s=45.0, restart_s=1.0)
     assert trial.predicted == pytest.approx(carried * 30 / going_s)
+
+
+def test_a_killed_chaos_leaves_no_supervisor(tmp_path):
+    note = tmp_path / "pid"
+    inner = f"import os, time; open({str(note)!r}, 'w').write(f'{{os.getpid()}}.'); time.sleep(600)"
+    outer = (
+        "import sys; from pathlib import Path; from tapeline.supervise.trial import under_chaos; "
+        f"under_chaos(Path({str(tmp_path)!r}), [sys.executable, '-c', {inner!r}], [], 0.0, print)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", outer])
+    until(lambda: note.exists() and note.read_text().endswith("."))
+    supervisor = psutil.Process(int(note.read_text()[:-1]))
+    process.kill()
+    process.wait()
+    until(lambda: not supervisor.is_running() or supervisor.status() == psutil.STATUS_ZOMBIE)
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

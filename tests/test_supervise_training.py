@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from helpers_struck import prepare, undisturbed
 
 from tapeline.cli.supervise import run_supervised
 from tapeline.config import RunConfig
-from tapeline.ledger import account_of
+from tapeline.files import read_journal
+from tapeline.ledger import account_of, read_attempts
 from tapeline.supervise.job import Rules
 from tapeline.supervise.monitor import HangLimits
-from tapeline.supervise.processes import marked
+from tapeline.supervise.processes import marked, published
+from tapeline.supervise.stragglers import SlowLimits
 
 FLOOR_S = 3.0
 
@@ -36,9 +42,7 @@ def test_losing_one_of_four_goes_on_with_three_to_the_same_bits(tmp_path, number
     )
     assert outcome.exit_code == 0, outcome
     assert json.loads(outcome.output)["part_sha256"] == whole["part_sha256"]
-    lives = [
-        json.loads(line) for line in (run / "supervise/history.jsonl").read_text().splitlines()
-    ]
+    lives = read_journal(run / "supervise/history.jsonl")
     assert [(n["how"], n["ranks"], n["first"]) for n in lives] == [
         (how, 4, [3]),
         ("finished", 3, []),
@@ -94,3 +98,64 @@ def test_a_run_that_met_its_criteria_to_stop_is_not_started_again(tmp_path):
         json.loads(line) for line in (run / "supervise/history.jsonl").read_text().splitlines()
     ]
     assert (life["how"], life["first"]) == ("stopped", [])
+
+
+SLOW_MODEL = '''
+import os, time
+import torch
+
+class Device(torch.nn.Module):
+    """Under a supervisor, takes as long as a device would, without a load on the machine."""
+
+    def __init__(self, num_inputs):
+        super().__init__()
+        self.part = torch.nn.Linear(num_inputs, 1)
+
+    def forward(self, x):
+        if "TAPELINE_ATTEMPT" in os.environ:
+            time.sleep(0.01)
+        return self.part(x)
+'''
+
+
+def slow_down(run, rank):
+    """Stop a rank of the first attempt for most of the time, until a place is in quarantine."""
+    rank_file = run / f"supervise/attempt-0001/rank-{rank}.json"
+    while not (run / f"heartbeat/rank-{rank}").exists() or read_attempts(run) == []:
+        time.sleep(0.05)
+    process = psutil.Process(published(rank_file)["pid"])
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while not (run / "supervise/quarantine.json").exists():
+            process.suspend()
+            time.sleep(0.19)
+            process.resume()
+            time.sleep(0.01)
+
+
+def test_a_rank_that_is_slowed_down_is_found_by_its_own_work_and_left_out(tmp_path):
+    prepare(tmp_path, rank=0, number=9)
+    (tmp_path / "slow_model.py").write_text(SLOW_MODEL)
+    config = (tmp_path / "run.toml").read_text()
+    before, after = config.split("[model]")[0], config.split("[training]")[1]
+    config = f'{before}[model]\nfactory = "slow_model:Device"\n[training]{after}'
+    (tmp_path / "run.toml").write_text(config.replace("steps = 60", "steps = 150"))
+    whole = undisturbed(tmp_path).done()
+    run = tmp_path / "run"
+    rules = Rules(slow=SlowLimits(persistent=4, num_windows=5), evict=True)
+    settings = RunConfig.load(tmp_path / "run.toml")
+    with ThreadPoolExecutor() as pool:
+        slowing = pool.submit(slow_down, run, 2)
+        outcome = run_supervised(
+            settings, tmp_path / "run.toml", run, ["--json"], ranks="3:4", warm=True, rules=rules
+        )
+        slowing.result()
+    assert outcome.exit_code == 0, outcome
+    assert json.loads(outcome.output)["part_sha256"] == whole["part_sha256"]
+    lives = read_journal(run / "supervise/history.jsonl")
+    assert [(n["how"], n["slots"], n["planned"]) for n in lives] == [
+        ("preempted", [0, 1, 2, 3], True),
+        ("finished", [0, 1, 3], False),
+    ]
+    ((place, kept),) = json.loads((run / "supervise/quarantine.json").read_text()).items()
+    assert place.endswith(":2")
+    assert "rank 2 is slow in" in kept["reason"] and "times the best rank's" in kept["reason"]

@@ -6,7 +6,8 @@ cover what must hold afterwards: whoever calls compares bits, account and goodpu
     kill     SIGKILL of one rank
     stop     SIGSTOP of one rank: it hangs, and the others with it
     slow     one rank is stopped and continued for a while: nothing may be restarted for it
-    full     no file that one rank writes may grow any more (RLIMIT_FSIZE), as on a full disk
+    full     no file that one rank writes may grow any more (RLIMIT_FSIZE), as on a full disk;
+             a rank that only keeps its ledger and metrics goes on without
     corrupt  a bit of the newest checkpoint is changed, and one rank killed: it must not be used
 """
 
@@ -80,6 +81,7 @@ class Chaos:
     run: Path
     say: Callable[[str], None]
     done: list[tuple[str, Strike]] = field(default_factory=list)
+    _saved: list[str] = field(init=False, default_factory=list)
 
     def strike(self, strike: Strike) -> bool:
         """Do one fault; False if there was no rank to do it to."""
@@ -89,6 +91,7 @@ class Chaos:
         rank = sorted(pids)[strike.draw % len(pids)]
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pids[rank])
+            self._saved = _whole(self.run)
             what = _DO[strike.kind](self.run, process, strike.draw)
             self.done.append((self.attempt(), strike))
             self.say(f"{strike.kind} rank {rank}{what}")
@@ -98,9 +101,7 @@ class Chaos:
     def ready(self) -> bool:
         """Whether the run has gone on from the last fault: every rank has done some steps."""
         attempt = self.attempt()
-        if not attempt or (
-            self.done and self.done[-1][1].kind != "slow" and self.done[-1][0] == attempt
-        ):
+        if not attempt or (self.done and self.done[-1][0] == attempt and not self._survived()):
             return False
         pids = self.ranks()
         beats = [read_heartbeat(heartbeat_path(self.run, rank)) for rank in pids]
@@ -111,6 +112,14 @@ class Chaos:
         steps = min(beat.step for beat in beats if beat)
         begun = max((a.from_step for a in read_attempts(self.run)[-1:]), default=steps)
         return steps >= begun + _STEPS
+
+    def _survived(self) -> bool:
+        """Whether the attempt that was struck last goes on nevertheless."""
+        kind = self.done[-1][1].kind
+        # Two: the first may have been under way when the disk became full.
+        return kind == "slow" or (
+            kind == "full" and len(set(_whole(self.run)) - set(self._saved)) > 1
+        )
 
     def attempt(self) -> str:
         """The folder's name of the newest attempt; empty before the first."""
@@ -155,11 +164,11 @@ def _full(_: Path, process: psutil.Process, __: int) -> str:
 def _corrupt(run: Path, process: psutil.Process, draw: int) -> str:
     # Stopped first: nothing newer may be saved between the damage and the kill.
     process.send_signal(signal.SIGSTOP)
-    folders = sorted((run / "checkpoints").glob("step-*"))
-    whole = [folder for folder in folders if (folder / "manifest.json").exists()]
+    whole = _whole(run)
     told = ", no checkpoint yet"
     if len(whole) > 1:
-        files = sorted(path for path in whole[-1].rglob("*") if path.is_file())
+        newest = run / "checkpoints" / whole[-1]
+        files = sorted(path for path in newest.rglob("*") if path.is_file())
         path = files[draw % len(files)]
         place = draw // 7 % max(1, path.stat().st_size)
         with path.open("r+b") as stream:
@@ -167,9 +176,14 @@ def _corrupt(run: Path, process: psutil.Process, draw: int) -> str:
             (byte,) = stream.read(1) or b"\0"
             stream.seek(place)
             stream.write(bytes([byte ^ (1 << draw % 8)]))
-        told = f", {whole[-1].name}/{path.name} changed at byte {place}"
+        told = f", {newest.name}/{path.name} changed at byte {place}"
     process.kill()
     return told
+
+
+def _whole(run: Path) -> list[str]:
+    """The folders of the checkpoints that were committed, in the order of their steps."""
+    return sorted(path.parent.name for path in (run / "checkpoints").glob("step-*/manifest.json"))
 
 
 _DO: dict[Kind, Callable[[Path, psutil.Process, int], str]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from tapeline.errors import RunError
 from tapeline.ledger import Account, account_of
 from tapeline.reliability import efficiency
 from tapeline.supervise.chaos import Chaos, Strike
+from tapeline.supervise.processes import die_with_parent
 
 _POLL_S = 0.05
 
@@ -66,7 +68,13 @@ def under_chaos(
     """
     chaos = Chaos(run, say)
     deadline = time.monotonic() + longest_s
-    with subprocess.Popen(supervised, stdout=subprocess.PIPE, text=True) as process:
+    parent = os.getpid()
+    with subprocess.Popen(
+        supervised,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509  no threads here
+    ) as process:
         for strike in strikes:
             while process.poll() is None and not chaos.ready() and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
