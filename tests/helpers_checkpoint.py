@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -42,7 +42,33 @@ class CountingSampler:
         self.position = state["position"]
 
 
-class Run:
+class Trained:
+    """What a run is saved from and restored into."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    sampler: CountingSampler
+    num_steps: int = 0
+
+    def capture(self) -> State:
+        return capture_state(
+            self.model,
+            self.optimizer,
+            step=self.num_steps,
+            scheduler=self.scheduler,
+            sampler=self.sampler,
+        )
+
+    def restore(self, state: State) -> Self:
+        restore_state(
+            state, self.model, self.optimizer, scheduler=self.scheduler, sampler=self.sampler
+        )
+        self.num_steps = state.step
+        return self
+
+
+class Run(Trained):
     """A model with batch norm and dropout, AdamW, a scheduler, a sampler; all generators in use."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -55,7 +81,6 @@ class Run:
             self.optimizer, max_lr=0.1, total_steps=100
         )
         self.sampler = CountingSampler()
-        self.num_steps = 0
 
     def train(self, num_steps: int) -> Run:
         self.model.train()
@@ -68,22 +93,6 @@ class Run:
             self.optimizer.step()
             self.scheduler.step()
             self.num_steps += 1
-        return self
-
-    def capture(self) -> State:
-        return capture_state(
-            self.model,
-            self.optimizer,
-            step=self.num_steps,
-            scheduler=self.scheduler,
-            sampler=self.sampler,
-        )
-
-    def restore(self, state: State) -> Run:
-        restore_state(
-            state, self.model, self.optimizer, scheduler=self.scheduler, sampler=self.sampler
-        )
-        self.num_steps = state.step
         return self
 
 

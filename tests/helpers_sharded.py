@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from helpers_checkpoint import CountingSampler, seed_everything
+from helpers_checkpoint import CountingSampler, Trained, seed_everything
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from tapeline.checkpoint import Checkpointer, Ranks, State, capture_state, restore_state
+from tapeline.checkpoint import Checkpointer, Ranks, State
 from tapeline.checkpoint.sharded import Box, Share
 from tapeline.checkpoint.votes import Channel
 from tapeline.errors import CheckpointError
@@ -58,7 +58,7 @@ class Planned(nn.Module):
         return {"first": ColwiseParallel(), "middle": RowwiseParallel()}
 
 
-class ShardedRun:
+class ShardedRun(Trained):
     """A run of AdamW on shares of a model; ways 0 for a plain model on one process."""
 
     def __init__(self, ways: int, *, make: type[nn.Module] = Uneven, seed: int = 0) -> None:
@@ -71,7 +71,6 @@ class ShardedRun:
             self.optimizer, max_lr=0.1, total_steps=200
         )
         self.sampler = CountingSampler()
-        self.num_steps = 0
 
     def train(self, num_steps: int) -> ShardedRun:
         for _ in range(num_steps):
@@ -82,22 +81,6 @@ class ShardedRun:
             self.optimizer.step()
             self.scheduler.step()
             self.num_steps += 1
-        return self
-
-    def capture(self) -> State:
-        return capture_state(
-            self.model,
-            self.optimizer,
-            step=self.num_steps,
-            scheduler=self.scheduler,
-            sampler=self.sampler,
-        )
-
-    def restore(self, state: State) -> ShardedRun:
-        restore_state(
-            state, self.model, self.optimizer, scheduler=self.scheduler, sampler=self.sampler
-        )
-        self.num_steps = state.step
         return self
 
     def resume(self, folder: str | Path, ranks: Ranks | None = None) -> ShardedRun:
