@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import threading
@@ -23,7 +24,7 @@ from tapeline.checkpoint import (
 from tapeline.checkpoint.drain import Drain
 from tapeline.checkpoint.durable import DurableTier, Marker
 from tapeline.checkpoint.retain import Held, Retention, to_delete
-from tapeline.checkpoint.save import commit_source
+from tapeline.checkpoint.save import commit_source, save_state
 from tapeline.clock import FakeClock
 from tapeline.errors import CheckpointError
 
@@ -239,6 +240,27 @@ def test_the_best_and_the_tagged_stay(tmp_path: Path):
     assert Shelf(tmp_path).tags() == {"first": 1}
     with pytest.raises(CheckpointError, match="expected a checkpoint folder, found nothing"):
         Shelf(tmp_path).tag(3, "gone")
+
+
+def test_a_metric_that_is_not_finite_is_none(tmp_path: Path):
+    run = Run(seed=1)
+    with Checkpointer(tmp_path, keep=Retention(last=1, best=1)) as checkpoints:
+        for metric in (0.5, math.nan, math.inf, -math.inf):
+            checkpoints.save(run.train(1).capture(), metadata={"metric": metric})
+        metrics = {entry.step: entry.metadata["metric"] for entry in checkpoints.entries()}
+    assert metrics == {1: 0.5, 4: None}
+
+
+@pytest.mark.parametrize("value", [math.nan, object(), {"a": {1, 2}}])
+def test_metadata_that_json_cannot_hold_is_refused(tmp_path: Path, value):
+    state = Run(seed=1).train(1).capture()
+    with Checkpointer(tmp_path / "run") as checkpoints, pytest.raises(CheckpointError) as error:
+        checkpoints.save(state, metadata={"note": value})
+    assert str(error.value).startswith("metadata: expected what JSON can hold, found ")
+    assert str(error.value).endswith(". Leave it out, or turn it into finite numbers and text.")
+    with pytest.raises(CheckpointError, match=r"^metadata: expected what JSON can hold"):
+        save_state(tmp_path / "one", state, metadata={"note": value})
+    assert not files_of(tmp_path)
 
 
 def test_what_was_passed_over_neither_stands_in_the_way_nor_counts(tmp_path: Path):

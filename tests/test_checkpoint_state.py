@@ -537,6 +537,21 @@ def test_tensors_that_cannot_be_held_are_refused(tensor, found):
     assert (error.value.where, error.value.found) == ("extra/a", found)
 
 
+@pytest.mark.parametrize("name", ["step", "epoch"])
+@pytest.mark.parametrize("value", [-1, 1.5, "1", None])
+def test_a_count_is_a_whole_number_from_0(name: str, value):
+    with pytest.raises(CheckpointError) as error:
+        capture_state(nn.Linear(1, 1), None, **{"step": 0, name: value})
+    assert str(error.value) == (
+        f"{name}: expected a whole number, 0 or more, found {value!r}. "
+        "Pass how many were completed."
+    )
+
+
+def test_a_count_of_numpy_is_one():
+    assert capture_state(nn.Linear(1, 1), None, step=np.int64(3)).step == 3
+
+
 def test_generators_of_another_kind_are_refused():
     run = Run(seed=2)
     state = run.capture()

@@ -72,7 +72,7 @@ NAMES = "name, seed, log_every, data, windows, model, training, validation, chec
             "[checkpoint]\nxyz = 3\n",
             "checkpoint.xyz`: expected a key of checkpoint, found one that doesn't exist. "
             "Use one of every, mtbf_hours, keep, keep_every, keep_best, durable, durable_every, "
-            "durable_keep, grace_s, notice_file.",
+            "durable_keep, on_failure, grace_s, notice_file.",
         ),
         (
             "[xyz]\nq = 3\n",
@@ -435,6 +435,7 @@ FREE = [
     "checkpoint.durable=elsewhere",
     "checkpoint.durable_every=7",
     "checkpoint.durable_keep=7",
+    "checkpoint.on_failure=go_on",
     "checkpoint.grace_s=7",
     "checkpoint.notice_file=elsewhere",
     *(f"watch.{name}=halt" for name in WatchConfig().actions()),

@@ -29,6 +29,7 @@ from tapeline.run import RunResult, resume, start
 from tapeline.runs import RunFolder
 from tapeline.store import write_shards
 from tapeline.tape import synthetic_sessions
+from tapeline.testing import Fault, FaultyDisk
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +205,66 @@ def test_in_another_thread_a_run_trains_without_signals(workplace, whole, tmp_pa
 def test_a_grace_period_that_is_too_short_is_told_beforehand(workplace, tmp_path):
     with pytest.warns(RuntimeWarning, match="the grace period is 1e-06 s"):
         start(config_of(workplace, "checkpoint.grace_s=1e-6"), tmp_path / "run")
+
+
+def test_a_copy_that_does_not_fit_the_grace_period_is_told(workplace, tmp_path, monkeypatch):
+    clock, copied, really = FakeClock(), threading.Event(), DurableTier.copy
+
+    def copy(tier, folder):
+        clock.advance(60_000_000_000)
+        marker = really(tier, folder)
+        copied.set()
+        return marker
+
+    def progress(done: int, _: int) -> None:
+        if done == 18:  # step 16 was copied behind the loop: the steps after it know
+            assert copied.wait(60)
+
+    monkeypatch.setattr(DurableTier, "copy", copy)
+    with pytest.warns(RuntimeWarning, match=r"grace period is 30 s, .* and a save \d+ s\. Save"):
+        start(
+            config_of(workplace, *durable(tmp_path)),
+            tmp_path / "run",
+            progress=progress,
+            clock=clock,
+        )
+
+
+# --- a disk that is full
+
+
+FULL = (Fault("full_disk", 0, "*step-00000016*"),)
+
+
+def test_on_a_full_disk_a_run_stops_and_goes_on_once_there_is_room(workplace, whole, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    with (
+        FaultyDisk(run / "checkpoints", *FULL),
+        pytest.raises(CheckpointError, match=r"step-00000016: .* found No space left on device"),
+    ):
+        start(config_of(workplace), run)
+    assert steps_of(run) == [8]
+    result = resume(run)
+    assert (result.from_step, result.part_sha256) == (8, whole.part_sha256)
+
+
+def test_by_its_policy_a_run_goes_on_without_a_checkpoint_but_not_without_its_last(
+    workplace, whole, tmp_path
+):
+    run = tmp_path / "run"
+    run.mkdir()
+    with (
+        FaultyDisk(run / "checkpoints", *FULL),
+        pytest.warns(RuntimeWarning, match="The run goes on without a checkpoint: ") as told,
+        pytest.raises(CheckpointError, match=r"step-00000040: .* found No space left on device"),
+    ):
+        start(config_of(workplace, "checkpoint.on_failure=go_on"), run)
+    for one, step in zip(told, (16, 24, 32), strict=True):
+        assert f"step-{step:08d}" in str(one.message)
+    assert steps_of(run) == [8]
+    result = resume(run)
+    assert (result.from_step, result.part_sha256) == (8, whole.part_sha256)
 
 
 # --- what is kept

@@ -170,6 +170,9 @@ class CheckpointConfig(Section):
     durable_keep: Positive | None = Field(
         None, description="how many of the newest copies stay, beside the best; default: all"
     )
+    on_failure: Literal["stop", "go_on"] = Field(
+        "stop", description="after a save that failed; the last of a life always has to succeed"
+    )
     grace_s: PositiveFloat = Field(30.0, description="from a notice to stop to the kill")
     notice_file: str | None = Field(None, description="the run stops once this file exists")
 

@@ -11,7 +11,6 @@ every rank has a keeper, and all of them save at the same steps.
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +20,11 @@ from torch import Tensor
 from tapeline.attempt.cadence import Cadence
 from tapeline.attempt.observer import Observer
 from tapeline.checkpoint import Checkpointer, State
-from tapeline.checkpoint.drain import Drain
+from tapeline.checkpoint.drain import Copied, Drain
 from tapeline.checkpoint.durable import DurableTier
+from tapeline.checkpoint.manifest import METRIC
 from tapeline.checkpoint.preempt import Preempted, PreemptionGuard
-from tapeline.checkpoint.shelf import METRIC
+from tapeline.clock import Clock
 from tapeline.errors import CheckpointError, TapelineError
 from tapeline.ledger import Ledger
 
@@ -39,9 +39,13 @@ class Copies:
         tier: where to.
         every: steps between copies.
         last: the last step of the run, which is always copied.
+        clock: to measure copies by.
+
+    Attributes:
+        longest_s: what the longest copy so far took.
     """
 
-    def __init__(self, tier: DurableTier, every: int, last: int) -> None:
+    def __init__(self, tier: DurableTier, every: int, last: int, clock: Clock) -> None:
         self._every = every
         self._last = last
         try:
@@ -51,7 +55,8 @@ class Copies:
             there = []
         self._newest = max(there, default=0)
         self._finished = last in there
-        self.drain = Drain(tier, lambda _: None)
+        self.longest_s = 0.0
+        self.drain = Drain(tier, self._copied, clock)
 
     def due(self, step: int) -> bool:
         """Whether the save of a step is to be copied; asked once for each save."""
@@ -71,6 +76,9 @@ class Copies:
         """Copy what a life before this one should have copied."""
         if step and self.due(step):
             self.drain.submit(folder)
+
+    def _copied(self, copied: Copied) -> None:
+        self.longest_s = max(self.longest_s, copied.seconds)
 
     def check(self) -> None:
         """Warn of a copy that failed; asked between two steps."""
@@ -113,6 +121,7 @@ class Keeper:
         settle: puts on disk what a checkpoint must not be ahead of, up to a step; says whether
             there may be one.
         copies: durable ones, if any.
+        goes_on: without a checkpoint, where a save fails that is not the last of this life.
     """
 
     def __init__(
@@ -125,6 +134,7 @@ class Keeper:
         capture: Callable[[int], State],
         settle: Callable[[int], bool],
         copies: Copies | None,
+        goes_on: bool,
     ) -> None:
         self._checkpointer = checkpointer
         self._cadence = cadence
@@ -132,6 +142,7 @@ class Keeper:
         self._capture = capture
         self._settle = settle
         self._copies = copies
+        self._goes_on = goes_on
         self._attempt = observer.attempt
         self._ledger = observer.ledger
         self._metric: tuple[int, float] | None = None
@@ -139,11 +150,16 @@ class Keeper:
 
     def step_done(self, number: int, _: Tensor) -> None:
         """The hook before all others: the step has ended."""
-        self._checkpointer.check()  # a write in the background that failed ends the run here
+        with self._failures_told(last=False):
+            self._checkpointer.check()  # a write in the background that failed
         self._ledger.background_write = self._checkpointer.busy
         if self._copies:
             self._copies.check()
         self._cadence.step_done(number)
+        self._guard.measured(  # after each step: a write in the background has ended in one
+            save_s=self._cadence.longest_save_s + (self._copies.longest_s if self._copies else 0.0),
+            poll_s=self._cadence.longest_step_s,
+        )
 
     def validated(self, number: int, mse: float) -> None:
         """Note what an evaluation after step `number` found: saves compare it."""
@@ -152,7 +168,7 @@ class Keeper:
     def __call__(self, number: int, _: Tensor) -> None:
         """The hook that saves where that is due."""
         if self._cadence.due(number):
-            self.save(number)
+            self.save(number, last=number == self._cadence.last)
         if number < self._cadence.last:  # else the run has ended anyway
             self.stop_if_told(number)
 
@@ -172,31 +188,38 @@ class Keeper:
 
     def leave(self, number: int) -> None:
         """Save after step `number`, since the run ends there; all is written on return."""
-        self.save(number)
+        self.save(number, last=True)
         with self._ledger.span("checkpoint"):
             self._checkpointer.wait()
         if self._copies:
             self._copies.leave(number, self._checkpointer.path(number))
 
-    def save(self, number: int) -> None:
-        """Save after step `number`, unless that was done."""
+    def save(self, number: int, *, last: bool = False) -> None:
+        """Save after step `number`, unless that was done; `last` is the last of this life."""
         if self._saved == number:
             return
-        with self._ledger.span("checkpoint"):
+        with self._ledger.span("checkpoint"), self._failures_told(last=last):
             if not self._settle(number):
                 return
-            of_step, mse = self._metric or (None, math.nan)
-            metric = mse if of_step == number and math.isfinite(mse) else None
+            of_step, mse = self._metric or (None, None)
+            metric = mse if of_step == number else None
             self._checkpointer.save(
                 self._capture(number),
                 metadata={"attempt": self._attempt, METRIC: metric},
                 durable=bool(self._copies and self._copies.due(number)),
             )
-        self._saved = number
+            self._saved = number
         self._cadence.saved(number)
-        self._guard.measured(
-            save_s=self._cadence.longest_save_s, poll_s=self._cadence.longest_step_s
-        )
+
+    @contextlib.contextmanager
+    def _failures_told(self, *, last: bool) -> Iterator[None]:
+        """Warn of a save that failed, where the run goes on without it."""
+        try:
+            yield
+        except CheckpointError as error:
+            if last or not self._goes_on:
+                raise
+            warnings.warn(f"The run goes on without a checkpoint: {error}", RuntimeWarning, 2)
 
 
 class Follower:

@@ -20,9 +20,9 @@ from tapeline.attempt.life import retention_of, taints_of
 from tapeline.attempt.origin import durable_candidates, local_candidates, run_identity
 from tapeline.checkpoint import Shelf, State, load_state
 from tapeline.checkpoint.durable import DurableTier
+from tapeline.checkpoint.manifest import METRIC
 from tapeline.checkpoint.resume import Candidate, Choice, choose
 from tapeline.checkpoint.retain import Held, reasons_to_keep, to_delete
-from tapeline.checkpoint.shelf import METRIC
 from tapeline.clock import SystemClock, utc
 from tapeline.config import RunConfig
 from tapeline.errors import CheckpointError

@@ -110,7 +110,9 @@ def _one_life(
     ) as observer:
         course = Course(parts.loader, origin.step, passed_over)
         life = _Life(run, parts, taints, promise, progress, observer, course)
-        state = life.live(Copies(tier, settings.durable_every, steps) if tier else None, ranks)
+        state = life.live(
+            Copies(tier, settings.durable_every, steps, clock) if tier else None, ranks
+        )
     return RunResult(
         folder=run.path,
         steps=steps,
@@ -301,6 +303,7 @@ class _Life:
             capture=self._parts.state,
             settle=losses.settle,  # a checkpoint never covers steps whose metrics could be lost
             copies=copies,
+            goes_on=self._parts.config.checkpoint.on_failure == "go_on",
         )
 
     def _validation_is_due(self, number: int) -> bool:

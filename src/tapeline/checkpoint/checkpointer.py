@@ -28,7 +28,7 @@ from tapeline.checkpoint.encoding import Layout, encode
 from tapeline.checkpoint.joint import About, Division, commit_together
 from tapeline.checkpoint.manifest import Manifest
 from tapeline.checkpoint.retain import Retention
-from tapeline.checkpoint.save import commit_source, disk_errors_told
+from tapeline.checkpoint.save import commit_source, disk_errors_told, metadata_of
 from tapeline.checkpoint.shelf import Entry, Loaded, Newest, Shelf
 from tapeline.checkpoint.snapshot import Image, Snapshot
 from tapeline.checkpoint.state import State
@@ -145,7 +145,7 @@ class Checkpointer:
 
         Args:
             state: what to save.
-            metadata: of this save, beside what all have.
+            metadata: of this save, beside what all have. A `metric` that isn't finite is none.
             durable: hand it to the drain once it is committed.
 
         Returns:
@@ -168,7 +168,8 @@ class Checkpointer:
             self._write.raise_failure()
             part = self._part_of(state)
             layout = Layout.of(part)
-            about = About(state.step, self._clock.wall_ns(), {**self._metadata, **(metadata or {})})
+            told = metadata_of({**self._metadata, **(metadata or {})})
+            about = About(state.step, self._clock.wall_ns(), told)
 
             def commit(source: Source) -> list[Path]:
                 return self._commit(part, layout, source, about, durable)

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapeline.checkpoint.durable import DurableTier, Marker
+from tapeline.clock import Clock, SystemClock
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A checkpoint that has reached the durable tier."""
+    """A checkpoint that has reached the durable tier, and how long the copy took."""
 
     folder: Path
     marker: Marker
+    seconds: float = 0.0
 
 
 class Drain:
@@ -32,9 +34,13 @@ class Drain:
     Args:
         tier: where to.
         on_copied: called in the thread after each copy.
+        clock: to measure copies by.
     """
 
-    def __init__(self, tier: DurableTier, on_copied: Callable[[Copied], None]) -> None:
+    def __init__(
+        self, tier: DurableTier, on_copied: Callable[[Copied], None], clock: Clock | None = None
+    ) -> None:
+        self._clock = clock or SystemClock()
         self._tier = tier
         self._on_copied = on_copied
         self._queue: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
@@ -78,7 +84,10 @@ class Drain:
     def _run(self) -> None:
         while (folder := self._queue.get()) is not None:
             try:
-                self._on_copied(Copied(folder, self._tier.copy(folder)))
+                began_ns = self._clock.monotonic_ns()
+                marker = self._tier.copy(folder)
+                seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
+                self._on_copied(Copied(folder, marker, seconds))
                 self._tier.retire()
                 self._tier.sweep(folder.parent)
             except BaseException as error:

@@ -33,9 +33,9 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field
 
 from tapeline.checkpoint.commit import MANIFEST, read_manifest, verify
+from tapeline.checkpoint.manifest import METRIC
 from tapeline.checkpoint.place import place_at
 from tapeline.checkpoint.retain import Held, Retention, to_delete
-from tapeline.checkpoint.shelf import METRIC
 from tapeline.checkpoint.tags import Tags
 from tapeline.errors import CheckpointError
 from tapeline.files import ASIDE, atomic_folder, canonical_json

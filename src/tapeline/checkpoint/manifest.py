@@ -20,6 +20,7 @@ from tapeline.files import canonical_json
 FORMAT: Final = "tapeline checkpoint"
 VERSION: Final = 1
 SELF_HASH = "manifest_xxh3_128"
+METRIC = "metric"  # in the metadata: what "best" compares
 _STRICT = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 Count = Annotated[int, Field(ge=0)]

@@ -7,6 +7,7 @@ how many are kept, nor doing it in the background (`checkpointer`).
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,11 +18,11 @@ from torch import nn
 
 from tapeline.checkpoint.commit import Source, is_foreign, write_commit
 from tapeline.checkpoint.encoding import Layout, encode
-from tapeline.checkpoint.manifest import Manifest
+from tapeline.checkpoint.manifest import METRIC, Manifest
 from tapeline.checkpoint.state import State, capture_state
 from tapeline.clock import Clock, SystemClock
 from tapeline.errors import CheckpointError
-from tapeline.files import ASIDE, fsync_folder
+from tapeline.files import ASIDE, canonical_json, fsync_folder
 
 
 def save_checkpoint(
@@ -70,9 +71,30 @@ def save_state(
         encode(state, Layout.of(state)),
         step=state.step,
         created_ns=(clock or SystemClock()).wall_ns(),
-        metadata=metadata or {},
+        metadata=metadata_of(metadata or {}),
     )
     return Path(path).absolute()
+
+
+def metadata_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest holds of `given`: a metric that isn't finite is none, so it is never best.
+
+    Raises:
+        CheckpointError: JSON can't hold it.
+    """
+    metric = given.get(METRIC)
+    if isinstance(metric, float) and not math.isfinite(metric):
+        given = {**given, METRIC: None}
+    try:
+        canonical_json(given)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            "metadata",
+            expected="what JSON can hold",
+            found=str(error),
+            fix="Leave it out, or turn it into finite numbers and text",
+        ) from None
+    return dict(given)
 
 
 def commit_source(

@@ -18,7 +18,7 @@ from typing import Any
 
 from tapeline.checkpoint.commit import check_metadata, read_manifest, verify
 from tapeline.checkpoint.load import load_state
-from tapeline.checkpoint.manifest import Manifest, hash_of
+from tapeline.checkpoint.manifest import METRIC, Manifest, hash_of
 from tapeline.checkpoint.place import place_at
 from tapeline.checkpoint.retain import Held, Retention, to_delete
 from tapeline.checkpoint.state import State
@@ -28,7 +28,6 @@ from tapeline.errors import CheckpointError
 from tapeline.files import ASIDE, aside
 from tapeline.world import World
 
-METRIC = "metric"  # in a manifest's metadata: what "best" compares
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(rf"{re.escape(ASIDE)}step-(\d{{8,}})\.")
 

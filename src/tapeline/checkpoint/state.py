@@ -8,6 +8,7 @@ epoch. Does not cover non-persistent buffers: torch defines them as not part of 
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,8 +85,8 @@ def capture_state(
         extra: further such objects by name.
 
     Raises:
-        CheckpointError: a part can't give its state, or the optimiser steps a parameter that
-            the model doesn't hold.
+        CheckpointError: a part can't give its state, the optimiser steps a parameter that the
+            model doesn't hold, or `step` or `epoch` is no whole number from 0.
     """
     flattener = Flattener()
     trees = {
@@ -97,8 +98,23 @@ def capture_state(
         "generators": capture_generators(),
     }
     values = {part: flattener.flatten(tree, part) for part, tree in trees.items()}
-    values = {"step": int(step), "epoch": int(epoch), **values}
+    values = {"step": _count("step", step), "epoch": _count("epoch", epoch), **values}
     return State(flattener.tensors, values, flattener.shares)
+
+
+def _count(name: str, value: Any) -> int:
+    try:
+        count = operator.index(value)  # a number of NumPy or torch is one too
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise CheckpointError(
+            name,
+            expected="a whole number, 0 or more",
+            found=repr(value),
+            fix="Pass how many were completed",
+        )
+    return count
 
 
 def part_sha256(state: State) -> dict[str, str]:
