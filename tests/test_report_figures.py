@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from tapeline.budget import Budget, BudgetRow
 from tapeline.errors import TapeError
+from tapeline.ledger import Histogram
 from tapeline.machine import Machine
 from tapeline.report import (
     budget_figure,
@@ -24,6 +25,15 @@ from tapeline.report import (
     svg,
     tape_figure,
 )
+from tapeline.report.curves import thinned
+from tapeline.report.signal_figures import (
+    Happened,
+    learning_figure,
+    losses_figure,
+    signals_figure,
+)
+from tapeline.report.time_figures import Mark, Row, step_times_figure, timeline_figure
+from tapeline.signals import Series
 
 MACHINE = Machine("Processor X", 2, 8.0, "cpu", "3.11.0", {"torch": "2.10.0"}, 0.5)
 BUDGET = Budget(
@@ -49,7 +59,33 @@ def _tape() -> Figure:
     return tape_figure(TIMES_NS, MID, VALID, "USD")
 
 
+def _series(values, attempt=1):
+    steps = np.arange(1, len(values) + 1)
+    return Series(steps, np.asarray(values, float), np.full(len(steps), attempt))
+
+
+def _learning() -> Figure:
+    happened = Happened((20, 60), (100,), ((30, 1), (30, 2), (90, 3)))
+    return learning_figure(_series(LOSSES), _series(LOSSES)[20:40], None, happened)
+
+
+def _timeline() -> Figure:
+    pieces = [(0.0, 4.0, {"startup": 1.0}), (4.0, 10.0, {"useful": 0.7, "lost": 0.3})]
+    row = Row("rank 0", pieces, [(10.0, 11.0)], [(11.0, 12.0)], [6.0], [(7.0, 9.0)])
+    return timeline_figure([row, row], [Mark(0.0, 1)], [Mark(10.0, 1, killed=True)])
+
+
+def _step_times() -> Figure:
+    times = Histogram.of([10**7 + k * 10**5 for k in range(50)])
+    return step_times_figure({"rank 0": (times, times)})
+
+
 MAKERS = {
+    "learning": _learning,
+    "timeline": _timeline,
+    "step times": _step_times,
+    "signals": lambda: signals_figure({"$a$": [("rank 0", _series(LOSSES))] * 5}, [50]),
+    "losses": lambda: losses_figure({"a": _series(LOSSES), "b": _series(LOSSES)}, np.ones(120)),
     "budget": lambda: budget_figure(BUDGET),
     "precision": lambda: precision_figure(LOSSES, [loss * 1.01 for loss in LOSSES]),
     "loss": lambda: loss_figure({"a": LOSSES}, [(50, "killed")], {60: 0.2, 120: 0.1}, 0.3),
@@ -190,3 +226,33 @@ def test_a_session_without_rows_is_refused():
     assert str(caught.value) == (
         "figure of a session: expected at least one row, found none. Draw a session that has rows."
     )
+
+
+def test_a_long_curve_is_thinned_and_nothing_narrow_disappears():
+    values = np.ones(100_000)
+    values[77_777], values[5], values[50_000:50_200] = 9.0, np.nan, np.nan
+    points = thinned(np.arange(1, 100_001), values, most=1000)
+    assert len(points.steps) == 1000
+    assert points.steps[-1] == 100_000
+    assert np.nanmax(points.high) == 9.0
+    assert np.isnan(points.mean).sum() == 2
+    assert np.nanmin(points.low) == np.nanmin(points.mean) == 1.0
+
+
+def test_many_resumes_are_told_in_the_legend_and_findings_of_a_step_together():
+    figure = learning_figure(
+        _series(LOSSES), None, None, Happened(range(10, 90, 10), (), ((5, 1), (5, 2)))
+    )
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert legend == ["training", "resumed", "finding"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["1, 2"]
+
+
+def test_a_timeline_draws_each_piece_as_its_shares_of_time():
+    axes = _timeline().axes[0]
+    heights = {}
+    for patch in axes.patches:
+        box = patch.get_path().get_extents()
+        heights[patch.get_facecolor()] = (box.x0, box.x1)
+    assert sorted(heights.values()) == [(0.0, 4.0), (4.0, 10.0), (4.0, 10.0)]
+    assert "killed" in [text.get_text() for text in axes.get_legend().get_texts()]

@@ -119,7 +119,7 @@ def test_a_timeline_tells_ranks_kills_downtime_saves_and_stalls(tmp_path):
     attempts = sections["Attempts"]
     assert attempts.alt == "2 attempts of 8 ranks over time; killed: attempt 1."
     texts = [text.get_text() for text in attempts.figure.axes[0].get_legend().get_texts()]
-    assert texts[-4:] == ["nobody ran (lost)", "checkpoint", "stalled", "killed"]
+    assert texts[-4:] == ["nobody ran", "checkpoint", "stalled", "killed"]
     assert attempts.table.texts()[0][:5] == ["1", "0", "–", "8", "killed"]
     assert "10 steps were done again" in sections["Loss"].text
     assert len(sections["How long steps took"].table.rows) == 8
@@ -130,7 +130,8 @@ def test_a_timeline_tells_ranks_kills_downtime_saves_and_stalls(tmp_path):
     drawn_s = sum(
         (end - begin) * share.get("lost", 0) for begin, end, share in seen_row(seen).pieces
     )
-    down_s = sum(end - begin for begin, end in seen_row(seen).down)
+    row = seen_row(seen)
+    down_s = sum(end - begin for begin, end in (*row.unnoticed, *row.down))
     assert drawn_s + down_s == pytest.approx(account.buckets_ns["lost"] / 1e9)
 
 

@@ -27,7 +27,7 @@ _SIGNALS = {
     "learning_rate": ("learning rate", 1.0),
     "samples_per_s": ("windows per second, each rank", 1.0),
     "step_s": ("time of a step (ms)", 1e-3),
-    "collective_wait_s": ("of it in collectives (ms)", 1e-3),
+    "collective_wait_s": ("time of a step in collectives (ms)", 1e-3),
     "rss_bytes": ("memory of the process (MB)", 1e6),
     "device_bytes": ("memory of the device (MB)", 1e6),
     "utilisation": ("utilisation (%)", 1e-2),
@@ -217,7 +217,7 @@ def _noticed(seen: SeenRun) -> list[Section]:
             [number, one["watcher"], one["severity"], one["step"], one["seen"], one["means"]]
             for number, one in enumerate(seen.findings, start=1)
         ]
-        columns = ["", "watcher", "severity", "step", "seen", "what it usually means"]
+        columns = ["no.", "watcher", "severity", "step", "seen", "what it usually means"]
         sections.append(
             Section("Findings", "Of the watchers, in all attempts.", table=Table(columns, rows, ""))
         )

@@ -79,8 +79,8 @@ def recorded(record: Mapping[str, Any]) -> list[Section]:
     return [
         Section(
             "Settings",
-            f"Those that a file or an override named; the others are defaults. Their hash is "
-            f"{record['config_hash']}.",
+            "Those that a file or an override named; the others are defaults. The hash of all that "
+            f"decide the run: {record['config_hash']}.",
             table=Table(["setting", "value"], [[key, settings[key]] for key in given], ""),
         ),
         Section(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tapeline.ledger import (
@@ -48,22 +50,32 @@ def account_table(account: Account) -> Table:
     return Table(columns, rows, "adds up to the nanosecond")
 
 
-def bucket_bars(accounts: dict[str, Account]) -> Bars:
+def bucket_bars(accounts: Mapping[str, Account]) -> Bars:
     """A bar of buckets for each of some runs; of one alone, with its figures beside it."""
-    parts, rows = [], []
-    for name, account in accounts.items():
-        whole = account.job.wall_ns or 1
-        shares = [account.job.buckets_ns[bucket] / whole for bucket in BUCKETS]
-        goodput = account.goodput
-        note = "useful: unknown" if goodput is None else f"{format_percent(goodput)} useful"
-        rows.append((name, shares, note))
-    for bucket, share in zip(BUCKETS, shares, strict=True):
-        parts.append((bucket, HUES[bucket], format_percent(share) if len(rows) == 1 else ""))
+    shares = {
+        name: [account.job.buckets_ns[bucket] / (account.job.wall_ns or 1) for bucket in BUCKETS]
+        for name, account in accounts.items()
+    }
+    notes = dict.fromkeys(BUCKETS, "")
+    if len(accounts) == 1:
+        ((name, account),) = accounts.items()
+        cost = account.cost()
+        for bucket, share in zip(BUCKETS, shares[name], strict=True):
+            money = f", {format_number(cost[bucket])}" if cost else ""
+            notes[bucket] = f"{format_percent(share)}{money}"
+    useful = {
+        name: "unknown" if account.goodput is None else format_percent(account.goodput)
+        for name, account in accounts.items()
+    }
     told = (
-        f"{name}: " + ", ".join(f"{b} {s:.1%}" for b, s in zip(BUCKETS, shares, strict=True))
-        for name, shares, _ in rows
+        f"{name}: " + ", ".join(f"{b} {s:.1%}" for b, s in zip(BUCKETS, of_run, strict=True))
+        for name, of_run in shares.items()
     )
-    return Bars(parts, rows, ". ".join(told))
+    return Bars(
+        [(bucket, HUES[bucket], notes[bucket]) for bucket in BUCKETS],
+        [(name, of_run, f"useful: {useful[name]}") for name, of_run in shares.items()],
+        ". ".join(told),
+    )
 
 
 def where_the_time_went(account: Account) -> Section:
@@ -78,6 +90,7 @@ def where_the_time_went(account: Account) -> Section:
         f"a checkpoint{f': {of}' if of else ''}.\n\n{faults}",
         bars=bucket_bars({"run": account}),
         table=account_table(account),
+        folded=True,
     )
 
 
@@ -139,9 +152,12 @@ def _marks(seen: SeenRun) -> tuple[list[Mark], list[Mark]]:
             end_s = begin_s + life.lived_ns / _NS_PER_S
             begins[life.attempt] = min(begin_s, begins.get(life.attempt, begin_s))
             ends[life.attempt] = max(end_s, ends.get(life.attempt, end_s))
-    killed = {life["attempt"] for life in seen.lives if life.get("how") == "killed"}
-    if seen.diagnosis and seen.diagnosis.verdicts[0].kind == "crash":
-        killed |= {life["attempt"] for life in seen.lives[-1:] if "how" not in life}
+    # A rank that was killed closed nothing; one that lives hasn't yet.
+    killed = {
+        life.attempt for rank in seen.account.ranks for life in rank.lives if life.how is None
+    }
+    if not seen.crashed:
+        killed -= {life["attempt"] for life in seen.lives[-1:] if "how" not in life}
     return (
         [Mark(at_s, number) for number, at_s in sorted(begins.items())],
         [Mark(at_s, number, number in killed) for number, at_s in sorted(ends.items())],
@@ -164,11 +180,13 @@ def timeline_row(seen: SeenRun, rank: RankAccount) -> Row:
         row.pieces.append((begin_s, end_s, shares))
         if segment.spent_ns[PHASES.index("checkpoint")]:
             row.saves.append(end_s)
-    for life, following in zip(rank.lives, rank.lives[1:], strict=False):
-        ended_ns = life.begin_ns + life.lived_ns
-        row.down.append(
-            tuple((offset_ns + ns) / _NS_PER_S for ns in (ended_ns, following.begin_ns))  # type: ignore[arg-type]  # they are two
-        )
+    for life in rank.lives:
+        ended_ns = offset_ns + life.begin_ns + life.lived_ns
+        noticed_ns = ended_ns + life.detection_ns
+        if life.detection_ns:
+            row.unnoticed.append((ended_ns / _NS_PER_S, noticed_ns / _NS_PER_S))
+        if life.down_ns:
+            row.down.append((noticed_ns / _NS_PER_S, (noticed_ns + life.down_ns) / _NS_PER_S))
     row.stalls += _stalls(ledger, segments, begin_ns)
     return row
 

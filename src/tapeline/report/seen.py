@@ -108,11 +108,18 @@ class SeenRun:
         """Whether any of its processes is seen to live."""
         return self.diagnosis is not None and self.diagnosis.lives
 
+    @property
+    def crashed(self) -> bool:
+        """Whether the last of its attempts ended without saying so, by the evidence."""
+        return self.diagnosis is not None and self.diagnosis.verdicts[0].kind == "crash"
+
     def how(self, life: dict[str, Any]) -> str:
         """How a life ended, as far as that is known."""
         if "how" in life:
             return str(life["how"])
-        return "goes on" if self.goes_on else "no end recorded: it was killed, or lives elsewhere"
+        if self.goes_on:
+            return "goes on"
+        return "crashed" if self.crashed else "not known: it was killed, or lives elsewhere"
 
     def as_dict(self) -> dict[str, Any]:
         """The figures of the page as JSON can hold them."""

@@ -17,6 +17,7 @@ from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, legend_above, plain
 from tapeline.signals import Series
 
 _COLUMNS = 2
+_OVER_NUMBERS = 1.06  # of the height of the axes: where a legend is clear of numbers above them
 _MOST_LINES = 4  # more ranks are a band and its middle
 
 
@@ -66,7 +67,6 @@ def learning_figure(
         loss_axis(axes, shown)
         step_axis(axes, [loss.values])
         _happened(axes, happened)
-        legend_above(axes)
     return figure
 
 
@@ -86,6 +86,7 @@ def _given_up(axes: Axes, given_up: Series) -> None:
 
 
 def _happened(axes: Axes, happened: Happened) -> None:
+    """Marks, and the legend over them."""
     across = axes.get_xaxis_transform()
     marked(axes, [(step, "resumed") for step in happened.resumed])
     if happened.saved:
@@ -102,21 +103,24 @@ def _happened(axes: Axes, happened: Happened) -> None:
         )
     first, last = axes.get_xlim()
     free = first
-    for number, (step, told) in enumerate(happened.found):
-        axes.axvline(step, color=SERIES[4], linewidth=1.6, alpha=0.8,
-                     label=None if number else "finding")  # fmt: skip
-        if step - free >= 0 or not number:
+    at_step: dict[int, list[int]] = {}
+    for step, number in happened.found:
+        at_step.setdefault(step, []).append(number)
+    for place, (step, numbers) in enumerate(sorted(at_step.items())):
+        label = None if place else "finding"
+        axes.axvline(step, color=SERIES[4], linewidth=1.6, alpha=0.8, label=label)
+        if step >= free:
             free = step + 0.03 * (last - first)
             axes.annotate(
-                f"{told}",
-                (step, 0.03),
-                (3, 0),
+                ", ".join(map(str, numbers)) if len(numbers) < 4 else f"{numbers[0]} …",
+                (step, 1.005),
                 xycoords=across,
-                textcoords="offset points",
+                ha="center",
+                va="bottom",
                 fontsize=9,
                 fontweight="bold",
-                color=COLOURS["ink"],
             )
+    legend_above(axes, _OVER_NUMBERS if happened.found else 1.0)
 
 
 def signals_figure(
@@ -139,7 +143,10 @@ def signals_figure(
             else:
                 for number, (_, series) in enumerate(ranks):
                     points = thinned(series.steps, series.values, most=400)
-                    axes.plot(points.steps, points.mean, color=SERIES[number], linewidth=1.3)
+                    few = "." if len(points.steps) < 3 else None  # a line of one point is nothing
+                    axes.plot(
+                        points.steps, points.mean, color=SERIES[number], linewidth=1.3, marker=few
+                    )
             for step in resumed:
                 axes.axvline(step, color=COLOURS["ink"], linewidth=0.8, linestyle=(0, (2, 2)))
             _value_axis(axes, np.concatenate([series.values for _, series in ranks]))

@@ -66,13 +66,18 @@ def styled() -> Iterator[None]:
         yield
 
 
-def legend_above(axes: Axes) -> None:
-    """A legend over the axes, in as many columns as fit; none without labels."""
+def legend_above(axes: Axes, height: float = 1.0) -> None:
+    """A legend over the axes, in as many columns as fit; none without labels.
+
+    Args:
+        axes: what it is of.
+        height: where it begins, as a share of theirs.
+    """
     labels = axes.get_legend_handles_labels()[1]
     if labels:
         fitting = _LINE_CHARACTERS // (max(map(len, labels)) + 8)  # 8: the key and the gap
         ncols = max(1, min(4, fitting))
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=ncols, borderaxespad=0.2)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, height), ncols=ncols, borderaxespad=0.2)
 
 
 def plain(value: float, _place: float) -> str:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from tapeline.ledger import Histogram, bin_edges_ns
 from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, legend_above, plain, styled
@@ -28,7 +28,9 @@ HUES = {
 }
 _NS_PER_MS = 1e6
 _UNITS = ((3 * 86_400, 86_400, "days"), (3 * 3600, 3600, "h"), (300, 60, "min"), (0, 1, "s"))
+_DOTS = (0, (1, 1))
 _HALF = 0.36  # of a row's height
+_LEAST_WIDTH, _NAMED_WIDTH = 0.03, 0.09  # of the picture, for a number and for a name beside it
 
 
 @dataclass(slots=True)
@@ -38,13 +40,15 @@ class Row:
     Attributes:
         name: of the rank.
         pieces: begin, end, and the share of each bucket in between, adding up to 1.
-        down: begin and end of the times in which it didn't run.
+        unnoticed: begin and end of the times after its end until somebody noticed.
+        down: begin and end of the times after that in which it didn't run.
         saves: when it saved.
         stalls: begin and end of the steps that took far longer than others.
     """
 
     name: str
     pieces: list[tuple[float, float, Mapping[str, float]]] = field(default_factory=list)
+    unnoticed: list[tuple[float, float]] = field(default_factory=list)
     down: list[tuple[float, float]] = field(default_factory=list)
     saves: list[float] = field(default_factory=list)
     stalls: list[tuple[float, float]] = field(default_factory=list)
@@ -67,20 +71,20 @@ def timeline_figure(rows: Sequence[Row], begins: Sequence[Mark], ends: Sequence[
 
     Args:
         rows: the ranks, from above.
-        begins, ends: of its attempts.
+        begins, ends: of its attempts, both in the same order.
     """
     with styled():
         figure = Figure(figsize=(WIDTH_IN, 1.7 + 0.52 * len(rows)))
         axes = figure.subplots()
         last_s = max((piece[1] for row in rows for piece in row.pieces), default=0.0)
-        last_s = max([last_s, *(mark.at_s for mark in ends)])
+        last_s = max([last_s, *(mark.at_s for mark in ends)]) or 1.0
         _, scale, unit = next(one for one in _UNITS if last_s >= one[0])
         _pieces(axes, rows, scale)
         _between(axes, rows, scale)
         _attempts(axes, begins, ends, scale, last_s)
         axes.set_yticks(range(len(rows)), [row.name for row in rows])
         axes.set_ylim(len(rows) - 0.4, -0.95)
-        axes.set_xlim(-0.005 * last_s / scale, 1.005 * last_s / scale or 1)
+        axes.set_xlim(-0.005 * last_s / scale, 1.005 * last_s / scale)
         axes.set_xlabel(f"time since the first attempt began ({unit})")
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False)
@@ -115,13 +119,14 @@ def _pieces(axes: Axes, rows: Sequence[Row], scale: float) -> None:
 
 def _between(axes: Axes, rows: Sequence[Row], scale: float) -> None:
     for place, row in enumerate(rows):
-        for begin_s, end_s in row.down:
+        lost = [*((span, "-") for span in row.unnoticed), *((span, _DOTS) for span in row.down)]
+        for (begin_s, end_s), style in lost:
             axes.plot(
                 [begin_s / scale, end_s / scale],
                 [place, place],
                 color=SERIES[1],
-                linewidth=2,
-                linestyle=(0, (1, 1)),
+                linewidth=2.5,
+                linestyle=style,
                 solid_capstyle="butt",
             )
         axes.plot(
@@ -146,20 +151,19 @@ def _between(axes: Axes, rows: Sequence[Row], scale: float) -> None:
 def _attempts(
     axes: Axes, begins: Sequence[Mark], ends: Sequence[Mark], scale: float, last_s: float
 ) -> None:
-    """A number where each attempt begins, as far as they fit; a cross where one was killed."""
-    free_s = 0.0
-    for number, mark in enumerate(begins):
-        if mark.at_s < free_s:
-            continue
-        free_s = mark.at_s + (0.035 if number else 0.08) * last_s
-        axes.annotate(
-            f"{mark.attempt}" if number else f"attempt {mark.attempt}",
-            (mark.at_s / scale, -0.75),
-            (3, 0),
-            textcoords="offset points",
-            fontsize=9,
-            va="center",
-        )
+    """The number of each attempt that is wide enough; a cross where one was killed."""
+    for begin, end in zip(begins, ends, strict=True):
+        width = (end.at_s - begin.at_s) / last_s
+        if width > _LEAST_WIDTH:
+            named = begin is begins[0] and width > _NAMED_WIDTH
+            axes.annotate(
+                f"attempt {begin.attempt}" if named else f"{begin.attempt}",
+                (begin.at_s / scale, -0.75),
+                (3, 0),
+                textcoords="offset points",
+                fontsize=9,
+                va="center",
+            )
     killed = [mark.at_s / scale for mark in ends if mark.killed]
     for at in killed:
         axes.axvline(at, color=COLOURS["ink"], linewidth=0.9, linestyle=(0, (2, 2)))
@@ -175,20 +179,31 @@ def _legend(axes: Axes, rows: Sequence[Row], killed: bool) -> None:
     def line(
         label: str, *, hue: str = COLOURS["ink"], marker: object = None, dots: bool = False
     ) -> None:
-        style = (0, (1, 1)) if dots else "-" if marker is None else ""
+        style = _DOTS if dots else "-" if marker is None else ""
         keys.append(
             Line2D([], [], color=hue, linewidth=2.5, linestyle=style, marker=marker, label=label)  # type: ignore[arg-type]  # dashes are a style too
         )
 
+    if any(row.unnoticed for row in rows):
+        line("end unnoticed", hue=SERIES[1])
     if any(row.down for row in rows):
-        line("nobody ran (lost)", hue=SERIES[1], dots=True)
+        line("nobody ran", hue=SERIES[1], dots=True)
     if any(row.saves for row in rows):
         line("checkpoint", hue=SERIES[0], marker=7)
     if any(row.stalls for row in rows):
         line("stalled")
     if killed:
         line("killed", marker="x")
-    axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, borderaxespad=0.2)
+    axes.legend(
+        handles=keys,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=6,
+        borderaxespad=0.2,
+        fontsize=9,
+        handlelength=1.6,
+        columnspacing=1.3,
+    )
 
 
 def step_times_figure(ranks: Mapping[str, tuple[Histogram, Histogram]]) -> Figure:
@@ -231,9 +246,7 @@ def step_times_figure(ranks: Mapping[str, tuple[Histogram, Histogram]]) -> Figur
                     linewidth=1.4,
                     label=None if place else f"{label} of whole steps",
                 )
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(plain)
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        _time_axis(axes)
         axes.set_yticks(range(len(ranks)), list(ranks))
         axes.set_ylim(len(ranks) - 0.85, -0.95)
         axes.tick_params(axis="y", length=0)
@@ -241,6 +254,19 @@ def step_times_figure(ranks: Mapping[str, tuple[Histogram, Histogram]]) -> Figur
         axes.set_xlabel("time of a step (ms)")
         legend_above(axes)
     return figure
+
+
+def _time_axis(axes: Axes) -> None:
+    """Logarithmic, wide enough for two numbers on it at least."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    if high < 3 * low:
+        low, high = low / 1.4, high * 1.4
+        axes.set_xlim(low, high)
+    subs = (1, 1.5, 2, 3, 4, 5, 7) if high < 20 * low else (1, 2, 5) if high < 500 * low else (1,)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
+    axes.xaxis.set_major_formatter(plain)
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _density(histogram: Histogram) -> tuple[list[float], np.ndarray]:
