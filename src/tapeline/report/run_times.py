@@ -81,7 +81,7 @@ def bucket_bars(accounts: Mapping[str, Account]) -> Bars:
 def where_the_time_went(account: Account) -> Section:
     """The buckets of the job."""
     lost = account.job.lost_ns
-    of = ", ".join(f"{kind} {format_number(ns / _NS_PER_S)} s" for kind, ns in lost.items() if ns)
+    of = ", ".join(f"{kind} {format_number(ns / _NS_PER_S)} s" for kind, ns in lost.items() if ns)
     faults = "\n\n".join((*account.clock_faults, *account.notes))
     return Section(
         "Where the time went",

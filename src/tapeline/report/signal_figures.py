@@ -18,6 +18,7 @@ from tapeline.signals import Series
 
 _COLUMNS = 2
 _OVER_NUMBERS = 1.06  # of the height of the axes: where a legend is clear of numbers above them
+_NEAR = 0.04  # of the width: marks that share a label
 _MOST_LINES = 4  # more ranks are a band and its middle
 
 
@@ -102,24 +103,24 @@ def _happened(axes: Axes, happened: Happened) -> None:
             label="checkpoint kept",
         )
     first, last = axes.get_xlim()
-    free = first
-    at_step: dict[int, list[int]] = {}
-    for step, number in happened.found:
-        at_step.setdefault(step, []).append(number)
-    for place, (step, numbers) in enumerate(sorted(at_step.items())):
+    labels: list[tuple[int, list[int]]] = []
+    for place, (step, number) in enumerate(sorted(happened.found)):
         label = None if place else "finding"
-        axes.axvline(step, color=SERIES[4], linewidth=1.6, alpha=0.8, label=label)
-        if step >= free:
-            free = step + 0.03 * (last - first)
-            axes.annotate(
-                ", ".join(map(str, numbers)) if len(numbers) < 4 else f"{numbers[0]} …",
-                (step, 1.005),
-                xycoords=across,
-                ha="center",
-                va="bottom",
-                fontsize=9,
-                fontweight="bold",
-            )
+        axes.axvline(step, color=SERIES[4], linewidth=1.2, alpha=0.7, label=label)
+        if labels and step - labels[-1][0] < _NEAR * (last - first):
+            labels[-1][1].append(number)
+        else:
+            labels.append((step, [number]))
+    for step, numbers in labels:
+        axes.annotate(
+            ", ".join(map(str, numbers)) if len(numbers) < 4 else f"{numbers[0]} …",
+            (step, 1.005),
+            xycoords=across,
+            ha="center",
+            va="bottom",
+            fontsize=9,
+            fontweight="bold",
+        )
     legend_above(axes, _OVER_NUMBERS if happened.found else 1.0)
 
 
