@@ -237,7 +237,7 @@ def test_what_is_not_for_a_target_is_told(run, tmp_path):
     words = ["export", str(run.path), "--to", "prometheus", "--textfile", "x", "--port", "7"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
-    assert "--port goes with a server, not with --textfile" in done.output
+    assert "--port does nothing with --to prometheus --textfile" in done.output
 
 
 def test_a_package_that_is_not_installed_is_told_with_its_extra():

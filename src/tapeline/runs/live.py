@@ -45,7 +45,7 @@ _LETTERS = {
 }
 _GONE = (None, "Z", "X")
 _CLOCKS_AGREE_S = 2.0
-_FINAL = ("finished", "stopped")  # nobody starts such a run again by itself
+FINAL = ("finished", "stopped")  # nobody starts such a run again by itself
 _MOST_LOSSES = 200
 _MOST_FINDINGS = 5
 _ACCOUNT_SHARE = 0.05  # of the time between two looks, at most, goes into the account
@@ -130,12 +130,12 @@ class LiveRun:
     def ended(self) -> bool:
         """Whether nothing more is to come, as far as can be told."""
         told = self.state not in ("not begun", "running", "stale", "broken", "unknown")
-        return self.state in _FINAL or (told and not self.supervised)
+        return self.state in FINAL or (told and not self.supervised)
 
     @property
     def healthy(self) -> bool:
         """Whether it runs, or came to a good end."""
-        return self.state in ("running", "not begun", *_FINAL)
+        return self.state in ("running", "not begun", *FINAL)
 
     @property
     def step(self) -> int:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from tapeline.errors import LedgerError
-from tapeline.files import canonical_json, read_journal
+from tapeline.files import canonical_json, read_journal, xxh3_file
 from tapeline.ledger import account_of, heartbeat_path, ledger_path, read_ledger
 from tapeline.ledger.phases import NS_PER_S
 from tapeline.runs.diff import RunFacts
@@ -41,6 +42,25 @@ class Artifact:
     name: str
     num_bytes: int
     xxh3_128: str | None
+
+    @property
+    def in_checkpoint(self) -> bool:
+        """Whether it is a part of one: too large to go anywhere unasked."""
+        return self.xxh3_128 is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its name, size and hash; of a file that no manifest names, the hash is taken now."""
+        digest = self.xxh3_128 or xxh3_file(self.path)
+        return {"name": self.name, "bytes": self.num_bytes, "xxh3_128": digest}
+
+
+def run_id_of(run: RunFolder) -> str:
+    """A short name of a run for the ids and tags of trackers: equal in all its lives.
+
+    Raises:
+        RunError: the folder isn't that of a run.
+    """
+    return xxhash.xxh3_64_hexdigest(RunFacts(run.record()).identity.encode())
 
 
 @dataclass(frozen=True, slots=True)
