@@ -65,7 +65,6 @@ def test_checkpoint_prints_inputs_with_their_source_and_names_the_model(plan):
 def test_checkpoint_draws_its_figure(plan, tmp_path):
     code, _, err = plan("checkpoint", "--plot", "interval")
     assert (code, err) == (0, "figure: interval.svg, interval.png\n")
-    assert "mathdefault" not in (tmp_path / "interval.svg").read_text()
 
 
 def test_a_number_out_of_range_is_refused_in_the_words_of_the_command_line(plan):
@@ -98,6 +97,7 @@ def test_no_plan_imports_torch(verb, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert "mathdefault" not in (tmp_path / "figure.svg").read_text()  # an exponent on a log axis
 
 
 def test_checkpoint_by_classes(plan, answer):

@@ -3,8 +3,9 @@
 Covers a few devices of which the figures are sure. An unknown device is None here, and whoever
 asks must give no percentage of it.
 
-Data sheets often print the figure for weights of 2:4 sparsity first, twice the dense one. Memory is
-taken as 1e9 bytes a GB; devices report somewhat more.
+Data sheets often print the figure for weights of 2:4 sparsity first, twice the dense one, and those
+of the H100, H200 and L4 no other: the dense one is then half of it. Memory is taken as 1e9 bytes a
+GB; devices report somewhat more.
 """
 
 from __future__ import annotations

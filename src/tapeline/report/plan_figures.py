@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from tapeline.plan.advice import Lever
-from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, plain, styled
+from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, log_x, styled
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
@@ -36,8 +36,7 @@ def sweep_figure(
             axes.plot(x, y, color=hue, label=name)
             if name in marks:
                 axes.plot(*marks[name], "o", color=hue, markersize=6)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(plain)
+        log_x(axes)
         axes.set_ylim(bottom=0)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)

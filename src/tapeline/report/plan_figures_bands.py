@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, plain, styled
+from tapeline.report.style import (
+    COLOURS,
+    SERIES,
+    WIDTH_IN,
+    caption,
+    legend_above,
+    log_x,
+    plain,
+    styled,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +63,9 @@ def band_figure(
             markersize=4,
             label=names[2],
         )
-        if logarithmic:
-            axes.set_xscale("log")
         axes.xaxis.set_major_formatter(plain)
+        if logarithmic:
+            log_x(axes)
         axes.set_xlabel(labels[0])
         axes.set_ylabel(labels[1])
         legend_above(axes)

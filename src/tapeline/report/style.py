@@ -17,6 +17,7 @@ import matplotlib
 import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 # Each colour is a variable of the page, so that a figure inside one follows light and dark.
 COLOURS = {
@@ -83,6 +84,15 @@ def legend_above(axes: Axes, height: float = 1.0) -> None:
 def plain(value: float, _place: float) -> str:
     """A tick's number without exponent or offset."""
     return f"{value:,.10g}"
+
+
+def log_x(axes: Axes) -> None:
+    """A logarithmic x axis under what was drawn; its numbers without exponents."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
+    axes.xaxis.set_major_formatter(plain)
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def caption(figure: Figure, text: str) -> None:
