@@ -282,6 +282,27 @@ def test_an_impossible_place_is_one_sentence(tapeline, market):
     )
 
 
+WARNING = """
+import warnings
+from tapeline import cli
+cli.app = lambda: warnings.warn_explicit("It is full.", RuntimeWarning, {place}, 7)
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("cli.__file__", "tapeline: warning: It is full.\n"),
+        ("'model.py'", "model.py:7: RuntimeWarning: It is full.\n"),
+    ],
+)
+def test_a_warning_of_ours_is_a_sentence(place: str, told: str):
+    command = [sys.executable, "-c", WARNING.format(place=place)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", told)
+
+
 def test_wrong_use_exits_2(tapeline):
     code, out, err = tapeline("stor")
     assert (code, out) == (2, "")

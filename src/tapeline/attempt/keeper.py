@@ -219,7 +219,7 @@ class Keeper:
         except CheckpointError as error:
             if last or not self._goes_on:
                 raise
-            warnings.warn(f"The run goes on without a checkpoint: {error}", RuntimeWarning, 2)
+            warnings.warn(f"The run goes on without a checkpoint: {error}", RuntimeWarning, 1)
 
 
 class Follower:

@@ -8,6 +8,7 @@ inside the verbs, so that `tapeline --help` needs neither torch nor NumPy.
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 
 import typer
@@ -76,6 +77,7 @@ app.command("doctor")(doctor)
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
     sys.path.append(str(Path.cwd()))  # for `module:function`; last, so that it hides no package
+    warnings.formatwarning = _warning
     try:
         app()
     except TapelineError as error:
@@ -85,6 +87,22 @@ def main() -> None:
     except OSError as error:
         where = error.filename or "the operating system"
         _fail(f"{where}: {error.strerror or error}. Check the path, its permissions and the disk.")
+
+
+_formatted = warnings.formatwarning
+
+
+def _warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning of ours is a sentence; another one has its place, as Python gives it."""
+    if category is RuntimeWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
+        return f"tapeline: warning: {message}\n"
+    return _formatted(message, category, filename, lineno, line)
 
 
 def _fail(message: str) -> None:
