@@ -33,7 +33,7 @@ from tapeline.tape import synthetic_sessions
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FAULTS = '''
-import os, time
+import itertools, os, time
 import numpy as np
 import torch
 from torch import nn
@@ -51,6 +51,19 @@ class Counter(nn.Module):
     def forward(self, x):
         self.calls += 1
         return x * (1 + 1e-3 * (self.calls % 7))
+
+class Hidden(nn.Module):
+    """Counts where neither a checkpoint nor a look at attributes finds it."""
+    def __init__(self):
+        super().__init__()
+        calls = itertools.count()
+        self.next_call = lambda: next(calls)
+    def forward(self, x):
+        return x * (1 + 1e-3 * (self.next_call() % 7))
+
+class Unrepeatable(nn.Module):
+    def forward(self, x):
+        return torch.zeros_like(x).put_(torch.arange(x.numel()), x.flatten())
 
 class Noise(nn.Module):
     def forward(self, x):
@@ -127,6 +140,7 @@ def proved(workplace, out, *overrides, kills=1, ranks=(1, 2), file="tiny.toml") 
 # What passes
 
 
+@pytest.mark.timeout(240)  # five starts, one after the other
 def test_the_command_prints_a_certificate(workplace):
     """With the processes that a user's machine starts."""
     command = ("prove", "tiny.toml", "--kills", "1", "--ranks", "1", "--out", "command", "--json")
@@ -150,6 +164,8 @@ def test_the_command_prints_a_certificate(workplace):
     ]
     assert found["subject"]["ranks"] == 1
     assert found["platform"]["determinism"]["threads"] == 1
+    cost = found["determinism_cost"]
+    assert cost["ratio"] == cost["deterministic_ms"] / cost["free_ms"] > 0
     assert json.loads((workplace / "command" / "certificate.json").read_text()) == found
     planned, killed = read_journal(workplace / "command" / "kills.jsonl")
     assert killed["killed"]["signal"] == "SIGKILL"
@@ -227,6 +243,16 @@ def test_a_counter_parts_where_the_run_resumes(forked, workplace):
     assert cause.evidence.startswith("1 → 13 over three steps")
 
 
+def test_a_count_that_no_look_finds_is_told_as_state(forked, workplace):
+    run = workplace / "hidden"
+    sets = ("--set", 'model.arguments={part = "Hidden"}')
+    with Command("train", str(workplace / "tiny.toml"), "--out", str(run), "--json", *sets) as one:
+        one.data()
+    (cause,) = find_causes(run, run, 0)
+    assert (cause.kind, cause.where) == ("state outside the checkpoint", "3 (Hidden)")
+    assert "closure" in cause.fix
+
+
 @pytest.mark.parametrize(
     ("overrides", "ranks", "kind", "changed"),
     [
@@ -248,6 +274,10 @@ def test_a_contract_that_a_life_gave_up_says_why(
     assert cause.kind == kind
     assert "statistical from step" in cause.evidence
     assert cause.evidence.endswith(changed)
+    rests_on = json.loads((workplace / "contract" / "whole" / "run.json").read_text())["contract"][
+        "condition"
+    ]
+    assert rests_on.endswith(f"threads = {MANY_THREADS if kind == 'thread count' else 1}")
 
 
 def test_a_life_that_ends_by_itself_is_a_finding(forked, workplace):
@@ -284,9 +314,19 @@ def test_what_cannot_be_proved_is_told(workplace):
     assert not (workplace / "x").exists()
 
 
-def test_a_run_that_cannot_be_trained_is_told(forked, workplace):
-    with pytest.raises(RunError, match=r"found 2: tapeline: model\.factory = faults:absent: "):
-        proved(workplace, "absent", "model.factory=faults:absent")
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("model.factory=faults:absent", r"model\.factory = faults:absent: "),
+        (
+            'model.arguments={part = "Unrepeatable"}',
+            r"model Sequential: expected operations that repeat their bits, found put_, ",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_trained_is_told(forked, workplace, setting, told):
+    with pytest.raises(RunError, match=rf"found 2: tapeline: {told}"):
+        proved(workplace, "absent", setting)
 
 
 @pytest.mark.parametrize("text", ["", "1,x", "0", "1,,2"])

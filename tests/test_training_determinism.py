@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 from tapeline.errors import TrainingError
-from tapeline.training import check_determinism, contract_of, make_deterministic
+from tapeline.training import (
+    TrainStep,
+    check_determinism,
+    contract_of,
+    loop,
+    make_deterministic,
+)
 from tapeline.training.determinism import (
     determinism_cost,
     determinism_record,
@@ -93,6 +99,32 @@ def test_operations_that_refuse_are_listed_and_settings_put_back():
     assert determinism_record() == before
     with pytest.raises(RuntimeError, match="deterministic"):
         unrepeatable()
+
+
+class PutBack(torch.autograd.Function):
+    """Refuses on the way back only."""
+
+    @staticmethod
+    def forward(_, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(_, grad):
+        return torch.zeros_like(grad).put_(torch.arange(grad.numel()), grad)
+
+
+def test_an_operation_that_refuses_in_a_step_is_told_in_words():
+    make_deterministic(1)
+    model = nn.Linear(2, 1)
+    model.register_forward_hook(lambda _, __, output: PutBack.apply(output))
+    step = TrainStep(model, torch.optim.SGD(model.parameters()))
+    with pytest.raises(TrainingError) as error:
+        loop(step, [(torch.ones(3, 2), torch.ones(3))], 0, 1)
+    assert str(error.value) == (
+        "model Linear: expected operations that repeat their bits, found put_, which torch can't "
+        "promise that of. Write the model with others; the documentation of "
+        "torch.use_deterministic_algorithms lists those that don't repeat."
+    )
 
 
 def test_the_cost_is_measured_in_turns_and_settings_put_back():

@@ -23,6 +23,7 @@ from torch import nn
 
 from tapeline.errors import TrainingError, WindowError
 from tapeline.training import TrainStep, evaluate, loop, train
+from tapeline.training.build import check_output
 from tapeline.training.models import perceptron
 from tapeline.windows import BatchSource, Form, Loader, Normaliser, WindowIndex, WindowSampler
 
@@ -30,6 +31,17 @@ from tapeline.windows import BatchSource, Form, Loader, Normaliser, WindowIndex,
 @pytest.fixture(scope="module")
 def store(new_store):
     return new_store(arrays(120, 90, 60))
+
+
+def test_weights_that_wait_for_an_input_are_the_seeds(store):
+    index = WindowIndex(store, T, HORIZON)
+    weights = []
+    for seed in (0, 0, 1):
+        model = nn.Sequential(nn.LazyLinear(2), nn.Linear(2, 1))
+        check_output(model, BatchSource(store, T, HORIZON, 0), index, seed)
+        weights.append(model[0].weight.detach())
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
 
 
 # The loop

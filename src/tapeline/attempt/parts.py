@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from tapeline.checkpoint import State, capture_state, part_sha256, restore_state
@@ -165,7 +166,7 @@ class Parts:
         device = device_of(training.device, world)
         num_inputs = config.windows.length * len(data.shards.columns)
         model = build_model(config.model, num_inputs, config.seed, device)
-        check_output(model, data.source, data.training)
+        check_output(model, data.source, data.training, config.seed)
         step = _step(config, model, world)
         ways = training.tensor_parallel if world.size > 1 else 1
         rows = World(world.rank // ways, world.size // ways, world.local_rank)
@@ -181,7 +182,7 @@ class Parts:
                 training.strategy,
                 num_lanes=training.lanes,
                 world_size=world.size,
-                threads=training.threads,
+                threads=torch.get_num_threads(),  # the model's code may have set others
             ),
         )
 

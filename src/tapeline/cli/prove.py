@@ -112,3 +112,9 @@ def _print(found: Certificate) -> None:
         f"on {machine['processor']}, {settings['cpu_capability']}, torch {settings['torch']}, "
         f"{settings['threads']} thread{'s' if settings['threads'] != 1 else ''} of torch"
     )
+    if cost := found.determinism_cost:
+        say(
+            "no operation refused to be deterministic; a step that is takes "
+            f"{cost['ratio']:.2f} × one that isn't ({cost['deterministic_ms']:.3g} ms against "
+            f"{cost['free_ms']:.3g})"
+        )

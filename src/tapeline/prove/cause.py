@@ -107,11 +107,15 @@ def _of_processes(reference: Path, step: int, told: dict[str, Any]) -> list[Caus
         )
         return [Cause("thread count", where, evidence, _THREADS)]
     if told["again"] and not told["outside"]:
-        evidence = f"one process that did {steps} twice from one state got other bits, first there"
-        return [Cause("non-deterministic operation", told["again"], evidence, _DETERMINISTIC)]
+        evidence = (
+            f"new processes do {steps} alike, and one that did them twice from one state got other "
+            "bits, first there: something was kept that neither a checkpoint nor a look finds"
+        )
+        return [Cause("state outside the checkpoint", told["again"], evidence, _KEPT)]
     return []
 
 
+_KEPT = "Look for what it keeps in a closure, an iterator or a library, and keep it in a buffer"
 _DETERMINISTIC = "Use an operation that repeats, and draw from torch, which is keyed by the step"
 _THREADS = "Use an operation of torch, or give it a fixed number of threads in the model's code"
 
@@ -125,7 +129,12 @@ def _draw(name: str, where: str) -> Cause:
     )
 
 
-def _probe(run: Path, step: int, threads: int) -> dict[str, Any]:
-    module = "tapeline.prove.probe"
-    with Command(str(run.absolute()), str(step), module=module, threads=threads) as command:
+def determinism_cost_of(run: Path) -> dict[str, float]:
+    """What torch's determinism switch costs a step of a run's model on one rank."""
+    return _probe(run, None, ONE_THREAD)
+
+
+def _probe(run: Path, step: int | None, threads: int) -> dict[str, Any]:
+    arguments = [str(run.absolute()), *([] if step is None else [str(step)])]
+    with Command(*arguments, module="tapeline.prove.probe", threads=threads) as command:
         return command.data()

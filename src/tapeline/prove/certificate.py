@@ -52,6 +52,8 @@ class Certificate:
         parting: where they part; None if they don't.
         failure: what a life ended with that should have gone on.
         causes: for parting, the likeliest first.
+        determinism_cost: what torch's determinism switch costs a step on one rank, where the bits
+            hold, see `training.determinism`.
     """
 
     subject: dict[str, Any]
@@ -62,6 +64,7 @@ class Certificate:
     parting: Parting | None = None
     failure: str | None = None
     causes: tuple[Cause, ...] = ()
+    determinism_cost: dict[str, float] | None = None
 
     @property
     def holds(self) -> bool:
@@ -84,6 +87,7 @@ class Certificate:
             "parting": self.parting and self.parting.as_dict(),
             "failure": self.failure,
             "causes": [cause.as_dict() for cause in self.causes],
+            "determinism_cost": self.determinism_cost,
         }
 
     def sentence(self) -> str:

@@ -35,13 +35,16 @@ def kept_outside(model: nn.Module) -> Kept:
 
 
 def changes(before: Kept, after: Kept) -> dict[str, str]:
-    """The paths whose values differ, each with "before → after"."""
+    """The paths whose values differ, each with "before → after", or what it is that changed."""
     nothing = ("", "none")
-    return {
-        path: f"{before.get(path, nothing)[1]} → {value[1]}"
-        for path, value in after.items()
-        if before.get(path, nothing)[0] != value[0]
-    }
+    found = {}
+    for path, (digest, shown) in after.items():
+        was, was_shown = before.get(path, nothing)
+        if was != digest:
+            found[path] = (
+                f"{was_shown} → {shown}" if was_shown != shown else f"{shown} that changed"
+            )
+    return found
 
 
 def _values(model: nn.Module) -> Iterator[tuple[str, Any]]:

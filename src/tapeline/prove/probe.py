@@ -1,4 +1,6 @@
-"""`python -m tapeline.prove.probe RUN STEP`: what a few steps of a run's model do, told as JSON.
+"""`python -m tapeline.prove.probe RUN [STEP]`: what a few steps of a run's model do, as JSON.
+
+Without a step: what torch's determinism switch costs on its model.
 
 A process of its own: what the environment says of threads is read when libraries are loaded, and
 a model that is at fault must not touch whoever asks.
@@ -19,6 +21,7 @@ from tapeline.prove.outside import changes, kept_outside
 from tapeline.prove.tracing import Trace, first_difference
 from tapeline.runs import RunFolder
 from tapeline.training import loop
+from tapeline.training.determinism import determinism_cost
 from tapeline.windows import Normaliser
 from tapeline.world import World
 
@@ -56,6 +59,14 @@ def observe(run: Path, step: int) -> dict[str, Any]:
     }
 
 
+def price(run: Path) -> dict[str, float]:
+    """What deterministic algorithms cost a step on one rank, see `determinism_cost`."""
+    parts = _parts(run)
+    with parts.loader as loader:
+        batch = next(iter(loader))
+        return determinism_cost(lambda: loop(parts.step, [batch], 0, 1))
+
+
 def _parts(run: Path) -> Parts:
     saved = RunFolder(run, SystemClock()).record()
     config = RunConfig.from_mapping(saved["config"], str(run))
@@ -70,4 +81,5 @@ def _copy(state: State) -> State:
 
 if __name__ == "__main__":
     sys.path.append(str(Path.cwd()))  # for `module:function`, as the command line has it
-    print(json.dumps(observe(Path(sys.argv[1]), int(sys.argv[2]))))
+    run, *steps = sys.argv[1:]
+    print(json.dumps(observe(Path(run), int(steps[0])) if steps else price(Path(run))))

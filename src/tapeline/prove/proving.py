@@ -18,7 +18,7 @@ from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
 from tapeline.errors import ConfigError, RunError
 from tapeline.files import Journal, atomic_write, canonical_json
-from tapeline.prove.cause import MANY_THREADS, ONE_THREAD, find_causes
+from tapeline.prove.cause import MANY_THREADS, ONE_THREAD, determinism_cost_of, find_causes
 from tapeline.prove.certificate import NAMES, Certificate, Life
 from tapeline.prove.killing import kill_at, last_step, watch
 from tapeline.prove.parting import final_hashes, first_parting, journalled
@@ -124,7 +124,9 @@ class _Proof:
             parting=first_parting(self._whole, self._killed),
             failure=failure,
         )
-        if not found.holds:
+        if found.holds:
+            found = replace(found, determinism_cost=determinism_cost_of(self._whole))
+        else:
             self._say("they part; looking for the cause")
             equal = found.parting.equal_up_to if found.parting else 0
             causes = find_causes(self._whole, self._killed, equal)

@@ -14,7 +14,7 @@ from torch import nn
 
 from tapeline.config import ModelConfig, TrainingConfig
 from tapeline.errors import ConfigError, TapelineError
-from tapeline.training.determinism import keyed_draws
+from tapeline.training.determinism import keyed_draws, refusal, refused_operations
 from tapeline.training.precision import check_trainable
 from tapeline.training.step import predict
 from tapeline.windows import BatchSource, WindowIndex
@@ -74,12 +74,14 @@ def build_optimizer(config: TrainingConfig, model: nn.Module) -> torch.optim.Opt
     return optimizer
 
 
-def check_output(model: nn.Module, source: BatchSource, index: WindowIndex) -> None:
+def check_output(model: nn.Module, source: BatchSource, index: WindowIndex, seed: int) -> None:
     """Try the model on two windows, so that one that can't work is told before a run begins.
 
+    Weights that the model makes here, since it first had to see an input, are keyed by the seed.
+
     Raises:
-        TrainingError: its output is neither `[n]` nor `[n, 1]`, or there is nothing to train in
-            float32.
+        TrainingError: its output is neither `[n]` nor `[n, 1]`, there is nothing to train in
+            float32, or operations of its forward pass don't repeat: each is named.
         ConfigError: it raises.
     """
     check_trainable(model)
@@ -88,8 +90,8 @@ def check_output(model: nn.Module, source: BatchSource, index: WindowIndex) -> N
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), keyed_draws(device, 0):
-            predict(model, torch.from_numpy(x).to(device))
+        with torch.no_grad(), keyed_draws(device, seed, *_INITIALISATION):
+            refused = refused_operations(lambda: predict(model, torch.from_numpy(x).to(device)))
     except TapelineError:
         raise
     except Exception as error:
@@ -97,6 +99,8 @@ def check_output(model: nn.Module, source: BatchSource, index: WindowIndex) -> N
         raise _failed(where, "an output for two windows", error) from error
     finally:
         model.train(was_training)
+    if refused:
+        raise refusal(model, refused)
 
 
 def _imported(config: ModelConfig, where: str) -> Any:

@@ -13,11 +13,12 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from tapeline.errors import TrainingError
 from tapeline.windows.order import mix
@@ -121,6 +122,28 @@ def refused_operations(step: Callable[[], object]) -> list[str]:
         step()
     texts = [str(warning.message) for warning in caught]
     return sorted({text.split(_REFUSAL)[0].strip() for text in texts if _REFUSAL in text})
+
+
+def refusal(model: nn.Module, operations: Sequence[str]) -> TrainingError:
+    """The error for a model with operations that have no deterministic implementation."""
+    return TrainingError(
+        f"model {type(model).__name__}",
+        expected="operations that repeat their bits",
+        found=f"{', '.join(operations)}, which torch can't promise that of",
+        fix="Write the model with others; the documentation of "
+        "torch.use_deterministic_algorithms lists those that don't repeat",
+    )
+
+
+@contextlib.contextmanager
+def refusals_told(model: nn.Module) -> Iterator[None]:
+    """Raise `refusal` for the operation with which torch ends the block."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _REFUSAL not in str(error):
+            raise
+        raise refusal(model, [str(error).split(_REFUSAL)[0].strip()]) from error
 
 
 def determinism_cost(step: Callable[[], object], repetitions: int = 20) -> dict[str, float]:

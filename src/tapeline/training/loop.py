@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tapeline.errors import TrainingError
 from tapeline.store import Shards
+from tapeline.training.determinism import refusals_told
 from tapeline.training.precision import check_trainable
 from tapeline.training.step import TrainStep
 from tapeline.windows import BatchSource, Form, Loader, Normaliser, Shuffled, WindowSampler
@@ -42,26 +43,28 @@ def loop(
         The loss of each step.
 
     Raises:
-        TrainingError: the batches end before the steps do.
+        TrainingError: the batches end before the steps do, or torch's determinism switch is on
+            and refuses an operation.
     """
     hooks = tuple(hooks)
     enter = switch or _unobserved
     losses: list[Tensor] = []
     source = iter(batches)
     try:
-        for number in range(first, last):
-            enter("data")
-            batch = next(source, None)
-            if batch is None:
-                break
-            enter("transfer")
-            x, y = (_tensor(part, step.device) for part in batch)
-            enter("compute")
-            loss = step(number, x, y)
-            enter("other")
-            losses.append(loss)
-            for hook in hooks:
-                hook(number + 1, loss)
+        with refusals_told(step.model):
+            for number in range(first, last):
+                enter("data")
+                batch = next(source, None)
+                if batch is None:
+                    break
+                enter("transfer")
+                x, y = (_tensor(part, step.device) for part in batch)
+                enter("compute")
+                loss = step(number, x, y)
+                enter("other")
+                losses.append(loss)
+                for hook in hooks:
+                    hook(number + 1, loss)
     finally:
         # A loader's iterator was made here: end its thread now, not at collection.
         if isinstance(source, Generator) and source is not batches:
