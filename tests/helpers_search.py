@@ -1,9 +1,8 @@
-"""Workers on a made-up surface instead of training: `python helpers_search.py FOLDER` is one."""
+"""Workers on a made-up surface instead of training."""
 
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 from tapeline.search.folder import SearchFolder
@@ -35,7 +34,7 @@ def new_search(folder: Path, *, steps: int = RUNGS[-1], storage: str | None = No
 
 
 class Walk:
-    """A made-up run: one step at each look, kept in a file; what it comes to is known."""
+    """A made-up run: three steps at each look, kept in a file; what it comes to is known."""
 
     def __init__(self, stretch: Stretch) -> None:
         self._stretch = stretch
@@ -53,7 +52,7 @@ class Walk:
         if self.done() >= self._stretch.to_step:
             return 0
         with self._file.open("a") as steps:
-            steps.write(".")
+            steps.write("...")
         return None
 
     def terminate(self) -> None:
@@ -83,5 +82,6 @@ def height(values) -> float:
     return rate**2 + (values["model.arguments.hidden"] / 64 - 0.3) ** 2
 
 
-if __name__ == "__main__":
-    Worker(SearchFolder.open(Path(sys.argv[1])), Walk, poll_s=0.01).work()
+def work(folder: str) -> None:
+    """What a worker's process does."""
+    Worker(SearchFolder.open(Path(folder)), Walk, poll_s=0.05).work()

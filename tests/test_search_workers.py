@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,13 +19,27 @@ import helpers_search
 import pytest
 from helpers_search import RUNGS, Walk, height, new_search
 
+from tapeline.errors import RunError
 from tapeline.search.journal import SearchJournal, open_storage
 from tapeline.search.replay import Replay, departures
 from tapeline.search.worker import Worker
 
+PROCESSES = multiprocessing.get_context("forkserver")  # its imports are done once for all workers
+PROCESSES.set_forkserver_preload(
+    [
+        "helpers_search",
+        "alembic.command",
+        "psycopg",
+        "sqlalchemy.orm",
+        "sqlalchemy.dialects.postgresql",
+    ]
+)
 
-def started(folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, helpers_search.__file__, str(folder)])
+
+def started(folder: Path) -> multiprocessing.Process:
+    process = PROCESSES.Process(target=helpers_search.work, args=[str(folder)])
+    process.start()
+    return process
 
 
 def entries_of(search) -> list[dict]:
@@ -36,11 +53,13 @@ def replayed(search) -> Replay:
     return replay
 
 
-def wait_for(journal: SearchJournal, number: int, count: int = 0) -> int:
-    """Until so many entries more are there."""
-    while count < number:
+def wait_for(journal: SearchJournal, count: int, more: int, workers) -> int:
+    """Until so many entries more are there than were; how many there are then."""
+    wanted = count + more
+    while count < wanted:
+        assert any(worker.is_alive() for worker in workers), "they ended by themselves"
         count += sum(1 for _ in journal.new_entries())
-        time.sleep(0.01)
+        time.sleep(0.2)  # each look is a few queries
     return count
 
 
@@ -63,30 +82,60 @@ def check_accounted(search) -> None:
     assert departures(search.config, search.rules, entries_of(search)) == []
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
+@pytest.fixture(scope="module")
+def database():
+    """URL of a PostgreSQL server of our own, on a socket in a folder of its own."""
+    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not binaries:
+        pytest.skip("no PostgreSQL server is installed: /usr/lib/postgresql/*/bin/initdb")
+    control = binaries[-1].with_name("pg_ctl")
+    with tempfile.TemporaryDirectory(
+        prefix="pg-", dir="/tmp"
+    ) as folder:  # a socket's path is short
+        user = "nobody" if os.getuid() == 0 else None  # the server refuses to run as root
+        if user:
+            shutil.chown(folder, user)
+        data, log = f"{folder}/data", f"{folder}/log"
+
+        def run(*words: str) -> None:
+            subprocess.run(words, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
+
+        run(str(binaries[-1]), "-D", data, "-U", "tapeline", "-A", "trust", "--no-sync")
+        options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
+        run(str(control), "-D", data, "-l", log, "-w", "-o", options, "start")
+        try:
+            yield f"postgresql+psycopg://tapeline@/postgres?host={folder}"
+        finally:
+            run(str(control), "-D", data, "-m", "immediate", "-w", "stop")
+
+
+@pytest.mark.parametrize(("kind", "sampler"), [("file", "random"), ("postgresql", "tpe")])
 def test_four_workers_two_killed_and_then_all_lose_no_trial_and_decide_as_a_replay(
-    tmp_path, sampler
+    tmp_path, request, kind, sampler
 ):
-    search = new_search(tmp_path / "s", sampler=sampler)
+    storage = None if kind == "file" else request.getfixturevalue("database")
+    search = new_search(tmp_path / "s", sampler=sampler, storage=storage, budget_steps=70)
     moments = random.Random(sampler)
     journal, seen = search.journal(), 0
     workers = [started(search.path) for _ in range(4)]
     try:
         for victim in (0, 1):
-            seen = wait_for(journal, seen + moments.randrange(5, 25), seen)
+            seen = wait_for(journal, seen, moments.randrange(3, 8), workers)
             time.sleep(moments.random() / 10)
             workers[victim].kill()
-        seen = wait_for(journal, seen + moments.randrange(5, 15), seen)
+        seen = wait_for(journal, seen, moments.randrange(3, 8), workers)
         for worker in workers:
             worker.kill()  # SIGKILL to all: the whole search is gone
-            worker.wait()
+            worker.join()
         assert not replayed(search).schedule.is_over
         workers = [started(search.path) for _ in range(2)]
-        assert [worker.wait() for worker in workers] == [0, 0]
+        for worker in workers:
+            worker.join()
+        assert [worker.exitcode for worker in workers] == [0, 0]
     finally:
         for worker in workers:
             worker.kill()
-            worker.wait()
+            worker.join()
     check_accounted(search)
     assert replayed(search).num_given_back["died"] >= 1
 
@@ -97,7 +146,7 @@ def test_a_stopped_worker_s_job_goes_back_at_once(tmp_path):
     class Stopping(Walk):
         def poll(self):
             worker.stopping = True
-            return 75 if self.done() else super().poll()
+            return 75
 
     worker = Worker(search, Stopping, poll_s=0.0)
     worker.work()
@@ -194,6 +243,19 @@ def test_a_killed_writer_holds_up_nobody(tmp_path):
     search.journal().append({"kind": "ask", "worker": "a"})
     holder.communicate()
     assert len(entries_of(search)) == 1
+
+
+def test_a_database_that_does_not_answer_is_told_without_its_password(tmp_path):
+    url = f"postgresql+psycopg://someone:hunter2@/none?host={tmp_path}"
+    search = new_search(tmp_path / "s", storage=url)
+    assert "hunter2" not in (search.path / "search.json").read_text()
+    with pytest.raises(RunError) as caught:
+        search.journal()
+    said = str(caught.value)
+    assert said.startswith("postgresql+psycopg://someone@/none?host=")
+    assert "expected a database that answers" in said
+    assert said.endswith("Check the URL, such as postgresql+psycopg://host/name, and that it runs.")
+    assert "hunter2" not in said
 
 
 def test_full_runs_are_trials_that_optuna_s_own_tools_show(tmp_path):

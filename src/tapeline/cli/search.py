@@ -143,12 +143,11 @@ def _draw(folder: Path, result: Result) -> list[Path]:
     rungs, (metric, direction) = result.rest["rungs"], result.metric
     best = result.finals[0].trial if result.finals else None
     note = f"{len(result.trials)} trials, {result.rest['budget_spent_steps']:,} steps"
-    values = {one.number: one.values for one in result.trials if one.values and one.results}
-    last = {number: curve[max(curve)] for number, curve in curves.items()}
+    ranked = [one.values for one in result.ranked() if one.values and one.state != "failed"]
     drawn = {
         "history": history_figure(curves, rungs, metric, direction, note),
         "rungs": rungs_figure(curves, metric, best, note),
-        "parallel": parallel_figure(values, last, metric, direction, note),
+        "parallel": parallel_figure(ranked, note),
     }
     for name, figure in drawn.items():
         save_figure(figure, folder / name)
@@ -158,23 +157,17 @@ def _draw(folder: Path, result: Result) -> list[Path]:
 def _print(result: Result) -> None:
     from tapeline.report import Table, print_table
 
-    metric, direction = result.metric
-    sign = -1 if direction == "maximize" else 1
+    metric, _ = result.metric
     keys = sorted({key for one in result.trials for key in one.values or {}})
-
-    def place(row: Any) -> tuple[int, bool, float]:
-        value = row.results[max(row.results)] if row.results else float("nan")
-        return -max(row.results, default=0), value != value, sign * value
-
     rows = [
         [
             one.number,
             *((one.values or {}).get(key) for key in keys),
-            one.results[max(one.results)] if one.results else None,
+            one.value,
             one.state,
             one.reason,
         ]
-        for one in sorted(result.trials, key=place)[:_MOST_ROWS]
+        for one in result.ranked()[:_MOST_ROWS]
     ]
     caption = f"{result.folder}: {len(result.trials)} trials, the furthest and best first"
     print_table(Table(["trial", *keys, metric, "came to", "because"], rows, caption))
@@ -221,5 +214,5 @@ def _say_spent(result: Result) -> None:
 def _spent(spent: Spent) -> str:
     return (
         f"{spent.kept_steps:,} steps kept ({spent.kept_s:,.0f} s) and {spent.redone_steps:,} lost "
-        f"({spent.lost_s:,.0f} s)"
+        f"({spent.lost_s:,.0f} s, with starting again)"
     )

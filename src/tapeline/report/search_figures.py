@@ -103,43 +103,28 @@ def rungs_figure(curves: Curves, metric: str, best: int | None, note: str) -> Fi
     return figure
 
 
-def parallel_figure(
-    values: Mapping[int, Mapping[str, float | str]],
-    figures: Mapping[int, float],
-    metric: str,
-    direction: str,
-    note: str,
-) -> Figure:
+def parallel_figure(ranked: Sequence[Mapping[str, float | str]], note: str) -> Figure:
     """Parallel coordinates: an axis for each setting, a line for each trial, coloured by its rank.
 
     Args:
-        values: by trial, its settings.
-        figures: by trial, its metric where it came furthest.
-        metric: its name.
-        direction: "minimize" or "maximize".
+        ranked: the settings of each trial, the best first.
         note: in small text under the figure.
     """
-    finite = [trial for trial in values if math.isfinite(figures[trial])]
-    finite.sort(key=lambda trial: figures[trial], reverse=direction == "minimize")
-    keys = sorted({key for one in values.values() for key in one})
+    keys = sorted({key for one in ranked for key in one})
     with styled():
         figure = Figure(figsize=(WIDTH_IN, 4.4))
         axes = figure.subplots()
         axes.grid(visible=False)
-        scales = [_Scale([one[key] for one in values.values()]) for key in keys]
-        shades = ScalarMappable(Normalize(1, max(2, len(finite))), _MAP)
-        hues = shades.to_rgba(np.arange(1, len(finite) + 1))
-        for number, trial in enumerate(finite):  # the best last, on top
-            rank = len(finite) - number
-            heights = [
-                scale.height(values[trial][key]) for key, scale in zip(keys, scales, strict=True)
-            ]
+        scales = [_Scale([one[key] for one in ranked]) for key in keys]
+        shades = ScalarMappable(Normalize(1, max(2, len(ranked))), _MAP)
+        hues = shades.to_rgba(np.arange(1, len(ranked) + 1))
+        for number, values in reversed(list(enumerate(ranked))):  # the best last, on top
             axes.plot(
                 range(len(keys)),
-                heights,
+                [scale.height(values[key]) for key, scale in zip(keys, scales, strict=True)],
                 "o-",
-                color=hues[rank - 1],
-                linewidth=1.8 if rank == 1 else 0.9,
+                color=hues[number],
+                linewidth=0.9 if number else 1.8,
                 markersize=3,
             )
         for place, scale in enumerate(scales):
@@ -150,7 +135,7 @@ def parallel_figure(
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.set_xlim(-0.1, len(keys) - 0.7)
-        bar = figure.colorbar(shades, ax=axes, label=f"rank by {metric}, 1 is best")
+        bar = figure.colorbar(shades, ax=axes, label="rank: the furthest, then the best")
         bar.ax.invert_yaxis()
         bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         caption(figure, note)

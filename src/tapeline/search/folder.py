@@ -22,8 +22,7 @@ from typing import Any, Self
 from tapeline.config import RunConfig
 from tapeline.errors import RunError
 from tapeline.files import atomic_write
-from tapeline.runs.secrecy import without_credentials
-from tapeline.search.journal import SearchJournal, open_storage
+from tapeline.search.journal import SearchJournal, open_storage, without_password
 from tapeline.search.schedule import Rules
 from tapeline.search.space import SearchConfig
 
@@ -67,7 +66,7 @@ class SearchFolder:
             "id": f"{config.name} {uuid.uuid4().hex[:12]}",
             "settings": config.model_dump(mode="json"),
             "base": base.resolved(),
-            "storage": storage and without_credentials(storage),
+            "storage": storage and without_password(storage),
         }
         if not (path / ABOUT).exists():
             if path.exists() and any(path.iterdir()):

@@ -25,7 +25,7 @@ from optuna.trial import TrialState, create_trial
 
 from tapeline.errors import RunError
 from tapeline.files import Journal
-from tapeline.runs.secrecy import without_credentials
+from tapeline.runs.secrecy import looks_secret, without_credentials
 
 Entry = dict[str, Any]
 _ENTRY = "entry"
@@ -57,15 +57,27 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
     """
     if url is None:
         return JournalStorage(_File(folder / "journal.log"))
+    from sqlalchemy.pool import NullPool  # half a second that only databases need
+
     try:
-        return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+        # No pool: a worker needs a connection for some milliseconds of each minute.
+        return RDBStorage(url, engine_kwargs={"poolclass": NullPool})
     except Exception as error:  # whatever the driver raises, or that it isn't there
         raise RunError(
-            without_credentials(url),
+            without_password(url),
             expected="a database that answers",
             found=without_credentials(str(error).strip().splitlines()[0]),
             fix="Check the URL, such as postgresql+psycopg://host/name, and that it runs",
         ) from None
+
+
+def without_password(url: str) -> str:
+    """The URL of a database as it may be written down; who reads it has the password elsewhere."""
+    from sqlalchemy.engine import make_url
+
+    parsed = make_url(url)._replace(password=None)  # `set` takes None for unchanged
+    secret = [key for key in parsed.query if looks_secret(key)]
+    return parsed.difference_update_query(secret).render_as_string()
 
 
 class SearchJournal:

@@ -47,6 +47,11 @@ class TrialRow:
     state: str
     reason: str | None
 
+    @property
+    def value(self) -> float | None:
+        """The metric where it came furthest."""
+        return self.results[max(self.results)] if self.results else None
+
 
 @dataclass(frozen=True, slots=True)
 class Final:
@@ -105,6 +110,16 @@ class Result:
     spent: tuple[Spent, Spent]
     planned: Strategy | None
     rest: dict[str, Any]
+
+    def ranked(self) -> list[TrialRow]:
+        """The trials: those that came furthest first, and the best of them."""
+
+        def place(one: TrialRow) -> tuple[int, bool, float]:
+            value = math.nan if one.value is None else one.value
+            better = -value if self.metric[1] == "maximize" else value
+            return -max(one.results, default=0), math.isnan(value), better
+
+        return sorted(self.trials, key=place)
 
     def overstated(self) -> tuple[float, float] | None:
         """By how much the best pick's figure flatters it: measured on fresh seeds, and expected.

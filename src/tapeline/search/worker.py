@@ -29,6 +29,7 @@ from tapeline.search.trial import Outcome, Stretch
 
 STORAGE = "TAPELINE_SEARCH_STORAGE"  # not an argument, since it may hold a password
 _POLL_S = 0.2
+_IDLE_POLLS = 5  # so many times rarer, with nothing to do: each asks the storage
 _SIGNS_PER_LEASE = 4
 
 
@@ -74,7 +75,7 @@ class Worker:
     Args:
         search: what it works on.
         work_of: a stretch as something to run; by default itself.
-        poll_s: between two looks at a process or, with nothing to do, at the journal.
+        poll_s: between two looks at a process.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Worker:
             if self._replay.schedule.is_over:
                 return
             if not (self._replay.schedule.next_job() and self._take_one()):
-                time.sleep(self._poll_s)
+                time.sleep(_IDLE_POLLS * self._poll_s)
 
     def _read(self, until: str | None = None) -> int | None:
         """Take in new entries, up to one's own if its token is given; its place."""
