@@ -65,7 +65,7 @@ class Quantity:
         raise TapelineError(
             where,
             expected=f"{kind} {low}" + (" and finite" if finite else f", {self.most:g} at most"),
-            found=f"{number:.12g}",
+            found=f"{number:.9g}",
             fix=f"Correct it: {self.help[0].lower()}{self.help[1:]}",
         )
 
