@@ -242,6 +242,18 @@ def test_ranks_that_the_supervisor_ended_are_judged_as_they_stood():
     assert (verdict.kind, verdict.ranks) == ("hang", (2,))
 
 
+def test_of_ranks_that_lost_another_and_one_that_was_slow_to_end_the_latter_failed_first():
+    evidence = Job(ranks=3).play(0)
+    lost = Exit(code=2, exception="RuntimeError: gloo: Connection closed by peer", time_ns=WALL_NS)
+    for rank in (0, 2):
+        evidence = changed(evidence, rank, exit=lost)
+    slow = Exit(signal=signal.SIGKILL, time_ns=WALL_NS + 10**9, by_supervisor=True)
+    verdict = triage(changed(evidence, 1, exit=slow))[0]
+    assert (verdict.kind, verdict.ranks) == ("crash", (1,))
+    assert verdict.evidence[0].startswith("rank 1 had not ended when the supervisor ended it")
+    assert "2 more: torn down" in verdict.evidence
+
+
 def test_a_run_that_the_supervisor_ended_while_it_moved_was_torn_down():
     evidence = changed(
         hanging((50, "compute", 0.1)),

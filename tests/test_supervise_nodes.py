@@ -15,6 +15,8 @@ from helpers_struck import prepare, undisturbed
 from helpers_supervise import ended, plan, state_after
 
 from tapeline.errors import RunError
+from tapeline.supervise.elastic import Ranks
+from tapeline.supervise.job import Job
 from tapeline.supervise.nodes import Node
 from tapeline.supervise.processes import published
 
@@ -36,6 +38,11 @@ def test_a_machine_knows_its_place_from_its_scheduler_or_is_told():
         Node.of({}, number=2)
     with pytest.raises(RunError, match="from 0 to 1, found 2"):
         Node.of({}, number=2, index=2)
+
+
+def test_on_several_machines_the_number_of_ranks_is_fixed(tmp_path):
+    with pytest.raises(RunError, match="expected one number, of ranks on each machine"):
+        Job(tmp_path, (), (), Ranks(1, 2), node=Node(0, 2))
 
 
 class Hosts:

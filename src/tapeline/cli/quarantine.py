@@ -51,7 +51,7 @@ def list_(
         {
             "place": name,
             "state": kept.state(place, now_ns),
-            "until": utc(place.until_ns) if place.until_ns else None,
+            "until": f"{utc(place.until_ns)[:19]}Z" if place.until_ns else None,
             "failures": len(place.failed_ns),
             "reason": place.reason,
         }

@@ -51,6 +51,8 @@ def _crash(evidence: Evidence, ended: list[tuple[RankEvidence, Way]]) -> Verdict
     """With the first rank to fail, by evidence."""
     tier = next(t for t in _TIERS if any(way in t for _, way in ended))
     suspects = sorted((r for r, way in ended if way in tier), key=_order)
+    # Whoever lost its connection to another is not that other: it may have been slow to end.
+    suspects = [r for r in suspects if not _lost_another(r)] or suspects
     first = [suspects[0], *(r for r in suspects[1:] if not _surely_later(suspects[0], r))]
     ways = {r.rank: way for r, way in ended}
     lines = [f"rank {r.rank} {_words(r, ways[r.rank])}" for r in first[:8]]
@@ -107,10 +109,14 @@ def _way(rank: RankEvidence) -> Way | None:
     if found.by_supervisor or found.signal in (signal.SIGTERM, signal.SIGINT):
         return "torn down"
     if found.exception is not None:
-        return "torn down" if _FAILURES_OF_OTHERS.search(found.exception) else "raised"
+        return "torn down" if _lost_another(rank) else "raised"
     if found.signal is not None:
         return "aborted" if found.signal == signal.SIGABRT else "killed"
     return "silent" if found.code is None else "aborted"
+
+
+def _lost_another(rank: RankEvidence) -> bool:
+    return bool(rank.exit and _FAILURES_OF_OTHERS.search(rank.exit.exception or ""))
 
 
 def _order(rank: RankEvidence) -> tuple[bool, int, int, int]:
@@ -130,6 +136,8 @@ def _words(rank: RankEvidence, way: Way) -> str:
     end = rank.exit or Exit()
     if way == "raised" or (way == "torn down" and end.exception):
         words = f"{way}: {end.exception}" if way == "torn down" else f"raised {end.exception}"
+    elif end.by_supervisor:
+        words = "had not ended when the supervisor ended it"
     elif end.signal is not None:
         words = f"was ended by {_signal_name(end.signal)}"
     elif end.code is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tapeline.config import TrainingConfig
+from tapeline.errors import RunError
 from tapeline.supervise.elastic import Ranks
 from tapeline.supervise.monitor import HangLimits
 from tapeline.supervise.nodes import Node
@@ -25,6 +26,9 @@ class Job:
         ranks: how many.
         training: what decides on how many it can be trained; None allows any number.
         node: this machine, among those on which it is trained; each has as many ranks.
+
+    Raises:
+        RunError: on several machines, the number of ranks isn't fixed.
     """
 
     run: Path
@@ -33,6 +37,15 @@ class Job:
     ranks: Ranks = field(default_factory=Ranks)
     training: TrainingConfig | None = None
     node: Node = field(default_factory=Node)
+
+    def __post_init__(self) -> None:
+        if self.node.number > 1 and self.ranks.least != self.ranks.most:
+            raise RunError(
+                "--ranks",
+                expected="one number, of ranks on each machine, where there are several machines",
+                found=f"{self.ranks.least}:{self.ranks.most}",
+                fix="Give the number that every machine has places for",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +67,8 @@ class Launch:
                     time_ns=content["ended_ns"],
                     by_supervisor=rank in self._ended_here or self._ended_there(rank),
                 )
-        return dict(self._exits)
+        left = {rank: Exit(signal=signal.SIGKILL, by_supervisor=True) for rank in self._ended_here}
+        return left | self._exits
 
     def gone(self) -> bool:
         """Whether what started the ranks here has ended: no more ends of these will be told."""
