@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import math
@@ -29,8 +28,9 @@ from tapeline.files import Journal, tail_records
 from tapeline.ledger import Account, Ledger, Times, ledger_path
 from tapeline.ledger.tail import pace_per_s
 from tapeline.report.live_frame import duration, frame, sparkline
-from tapeline.runs import MachineFigures, MetricsJournal, RunFolder
+from tapeline.runs import MachineFigures, MetricsJournal, RunFolder, live
 from tapeline.runs.live import LiveRank, LiveRun, LiveView
+from tapeline.supervise.history import History
 from tapeline.world import World
 
 ENDED = utc(time.time_ns())
@@ -128,10 +128,9 @@ def test_a_killed_process_is_dead_and_under_a_supervisor_not_the_end(tmp_path):
     assert printed.exit_code == 1
     assert "gone" in printed.stdout and "no end is told" in printed.stdout
 
-    (run.path / "supervise").mkdir()
-    with (run.path / "supervise" / ".lock").open("w") as lock:
-        assert not look(run).supervised
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    history = History(run.path)
+    assert not look(run).supervised
+    with history.locked(0):
         seen = look(run)
         assert seen.supervised and not seen.ended
         end(run, "killed")
@@ -148,6 +147,7 @@ def test_an_end_that_is_told_ends_it(tmp_path, how, healthy):
     assert (seen.state, seen.ended, seen.healthy, seen.step) == (how, True, healthy, 40)
     assert seen.account is None and "no ledger of any rank" in seen.problem
     assert "goodput   unknown: " in drawn(seen, 300)
+    assert max(map(len, drawn(seen, 80).splitlines())) <= 80
     printed = CliRunner().invoke(app, ["watch", str(run.path)])
     assert printed.exit_code == (0 if healthy else 1)
 
@@ -159,6 +159,16 @@ def test_what_is_not_seen_is_said_to_be_unknown(tmp_path):
     assert seen.state == "unknown" and not seen.healthy and not seen.ended
     assert seen.ranks == (LiveRank(0, 0, "startup"), LiveRank(1))
     assert "not seen from here" in drawn(seen)
+
+
+def test_after_a_reboot_a_number_is_no_process(tmp_path, monkeypatch):
+    run = begun(tmp_path / "run", ranks=2)
+    with Ledger(run.path, world=World(0, 2, 0)), Ledger(run.path, world=World(1, 2, 1)):
+        assert look(run).state == "running"
+        monkeypatch.setattr(live, "boot_id", lambda: "another")
+        seen = look(run)
+    assert [rank.lives for rank in seen.ranks] == [False, None]
+    assert (seen.state, seen.ended) == ("dead", True)
 
 
 def test_a_run_without_a_life_has_not_begun(tmp_path):

@@ -38,7 +38,7 @@ def frame(seen: LiveRun) -> RenderableType:
     """One frame of `tapeline watch`."""
     parts: list[RenderableType] = [_title(seen), _progress(seen)]
     if seen.ranks:
-        parts += [Text(), _ranks(seen.ranks)]
+        parts += [Text(), _ranks(seen)]
     parts += [Text(), _loss(seen), _time(seen)]
     parts += [_life(life) for life in seen.lives[-_LAST_LIVES:]]
     return Group(*parts, *_findings(seen))
@@ -54,7 +54,7 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60:,} h {minutes % 60:02d} min"
 
 
-def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+def sparkline(values: Sequence[float], width: int = _WIDTH // 2) -> str:
     """Values as blocks between their least and their largest; × where one isn't finite.
 
     Where there are more than fit, each block is the mean of its share of them.
@@ -96,7 +96,8 @@ def _progress(seen: LiveRun) -> Table:
     return grid
 
 
-def _ranks(ranks: Sequence[LiveRank]) -> RenderableType:
+def _ranks(seen: LiveRun) -> RenderableType:
+    ranks, told_end = seen.ranks, "how" in seen.lives[-1]
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for name in ("rank", "step", "heartbeat", "samples/s"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -111,18 +112,18 @@ def _ranks(ranks: Sequence[LiveRank]) -> RenderableType:
             MISSING if rank.age_s is None else duration(rank.age_s),
             MISSING if rank.samples_per_s is None else format_number(rank.samples_per_s),
             rank.phase or MISSING,
-            _process(rank),
+            _process(rank, told_end=told_end),
         )
     if len(ranks) > len(shown):
         return Group(table, Text(f"and {len(ranks) - len(shown)} more ranks"))
     return table
 
 
-def _process(rank: LiveRank) -> Text:
+def _process(rank: LiveRank, *, told_end: bool) -> Text:
     if rank.lives is None:
         return Text("not seen from here", "yellow")
     if not rank.lives:
-        return Text("gone", "bold red")
+        return Text("ended") if told_end else Text("gone", "bold red")
     return Text("stale", "bold red") if rank.stale else Text("lives", "green")
 
 
@@ -135,6 +136,8 @@ def _loss(seen: LiveRun) -> Text:
         f"loss      {format_number(values[-1])}  ",
         (sparkline(values), "blue"),
         f"  steps {first:,} to {last:,}",
+        no_wrap=True,
+        overflow="ellipsis",
     )
 
 

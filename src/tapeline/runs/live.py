@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from tapeline.ledger import (
     heartbeat_path,
     ledger_path,
     read_heartbeat,
+    read_ledger,
 )
-from tapeline.ledger.tail import pace_per_s
+from tapeline.ledger.tail import boot_id, pace_per_s
 from tapeline.runs.folder import RunFolder
 from tapeline.runs.metrics import with_nan
 from tapeline.runs.summary import finite_or_text
@@ -112,8 +114,8 @@ class LiveRun:
         """In a word: how its end is told, or what it is without one.
 
         "not begun"; "running"; "stale": a rank lives and hasn't come forward for too long;
-        "broken": some processes are gone and others live; "dead": all are gone, and none told an
-        end; "unknown": it can't be seen from here.
+        "broken": some processes are gone and others live; "dead": all that can be seen from here
+        are gone, and none told an end; "unknown": none can be seen.
         """
         if not self.lives:
             return "not begun"
@@ -124,7 +126,7 @@ class LiveRun:
         lives = {rank.lives for rank in self.ranks}
         if True in lives:
             return "broken" if False in lives else "running"
-        return "dead" if lives == {False} else "unknown"
+        return "dead" if False in lives else "unknown"
 
     @property
     def ended(self) -> bool:
@@ -193,6 +195,7 @@ class LiveView:
         self._clock = clock
         self._account: tuple[Account | None, str | None] = None, None
         self._account_due_ns = 0
+        self._boots: dict[int, tuple[int, str | None]] = {}  # by rank: of which life, and in which
 
     def look(self) -> LiveRun:
         """The run now.
@@ -208,7 +211,7 @@ class LiveView:
             name=self._config["name"],
             target=self._target(life),
             lives=tuple(lives),
-            supervised=_is_locked(run.path / "supervise" / ".lock"),
+            supervised=_is_any_locked(run.path.glob("supervise/.lock-*")),
             ranks=tuple(self._rank(rank, life) for rank in range(life.get("world_size", 0))),
             losses=_losses(run.metrics_path(0)),
             account=account,
@@ -229,6 +232,9 @@ class LiveView:
             return LiveRank(rank)
         if life.get("host") != socket.gethostname():
             return LiveRank(rank, beat.step, beat.phase)
+        if not self._same_boot(rank, beat.attempt):
+            # The host is rank 0's: that was started again. Another rank's may be another one.
+            return LiveRank(rank, beat.step, beat.phase, lives=None if rank else False)
         age_s = max(0, self._clock.monotonic_ns() - beat.monotonic_ns) / 1e9
         lives = process_state(beat, age_s) not in _GONE
         rates = [
@@ -239,6 +245,17 @@ class LiveView:
         return LiveRank(
             rank, beat.step, beat.phase, age_s, lives, rates[-1] if lives and rates else None
         )
+
+    def _same_boot(self, rank: int, attempt: int) -> bool:
+        """Whether the machine runs since before a life of a rank, as far as its ledger tells."""
+        known = self._boots.get(rank)
+        if known is None or known[0] != attempt:
+            begins: dict[int, str | None] = {}
+            with contextlib.suppress(LedgerError):
+                ledger = read_ledger(ledger_path(self._run.path, rank))
+                begins = {begin.attempt: begin.boot for begin in ledger.begins}
+            known = self._boots[rank] = attempt, begins.get(attempt)
+        return known[1] in (None, boot_id())
 
     def _accounted(self) -> tuple[Account | None, str | None]:
         """The account, from the whole ledger; one that takes long to make is made more rarely."""
@@ -265,17 +282,17 @@ def process_state(beat: Beat, age_s: float) -> str | None:
     return None
 
 
-def _is_locked(path: Path) -> bool:
-    """Whether a process of this machine holds a lock; read from the kernel's list (Linux).
+def _is_any_locked(paths: Iterable[Path]) -> bool:
+    """Whether a process of this machine holds one of the locks, by the kernel's list (Linux).
 
-    To try it would be in the way of whoever wants to take it.
+    To try them would be in the way of whoever wants to take them.
     """
     try:
-        ending = f":{path.stat().st_ino}"
+        endings = tuple(f":{path.stat().st_ino}" for path in paths)
         locks = Path("/proc/locks").read_text()
     except OSError:
         return False
-    return any(field.endswith(ending) for line in locks.splitlines() for field in line.split())
+    return any(field.endswith(endings) for field in locks.split())
 
 
 def _losses(journal: Path) -> tuple[tuple[int, float], ...]:
