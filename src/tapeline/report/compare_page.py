@@ -30,6 +30,7 @@ from tapeline.signals import Series
 
 _NS_PER_S = 1e9
 _SHORT = 60
+_MOST_CHANGES = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +171,14 @@ def _changes(first: str, name: str, diff: RunDiff) -> Section:
     shown = [one for one in diff.changes if one.weight > NOISE]
     rows: list[list[Cell]] = [
         [one.weight, one.area, one.what, _short(one.before), _short(one.after), one.why]
-        for one in shown
+        for one in shown[:_MOST_CHANGES]
     ]
     left = len(diff.changes) - len(shown)
     text = "The heaviest first; a weight is a judgement of how likely a change is to matter."
     if not shown:
         text = "Nothing that would explain another result."
+    if (more := len(shown) - len(rows)) > 0:
+        text += f" {more} that weigh less are left out: `tapeline runs diff` shows all."
     if left:
         text += f" {left} that hardly matter are left out."
     columns = ["weight", "area", "what", first, name, "why"]

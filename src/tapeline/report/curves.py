@@ -19,6 +19,7 @@ from tapeline.report.tables import format_count
 Floats = npt.NDArray[np.float64]
 _MOST_POINTS = 1500  # about two a dot of the widest figure; a page of a long run stays small
 _MOST_LABELS = 4
+_STRONG = 20  # a strong curve is the mean over one part in so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def curve(
     else:
         axes.plot(points.steps, points.mean, color=hue, linewidth=0.8, alpha=0.3)
     style = (0, (4, 2.5)) if dashed else "-"
-    width = max(1, smoothing(losses) // points.width)
+    width = max(1, len(losses) // _STRONG // points.width)
     if len(points.mean):
         means = np.lib.stride_tricks.sliding_window_view(points.mean, width).mean(axis=1)
         axes.plot(points.steps[width - 1 :], means, color=hue, linestyle=style, label=name)
@@ -104,17 +105,15 @@ def loss_axis(axes: Axes, shown: Sequence[Sequence[float] | Floats]) -> None:
     axes.set_ylabel("mean squared error\n(target units²)")
 
 
-def smoothing(losses: Sequence[float] | Floats) -> int:
-    """Over how many steps the strong curve is a mean."""
-    return max(1, len(losses) // 20)
-
-
 def step_axis(axes: Axes, curves: Iterable[Sequence[float] | Floats]) -> None:
-    """The axis of steps; it says what the strong curves are means of."""
-    widths = {smoothing(losses) for losses in curves}
-    means = " and ".join(str(width) for width in sorted(widths) if width > 1)
-    axes.set_xlabel(f"step (faint: each; strong: mean of the last {means})" if means else "step")
+    """The axis of steps; it says what the faint and the strong curves are."""
+    lengths = [len(losses) for losses in curves]
+    widths = {max(1, length // _STRONG) for length in lengths}
+    means = ", ".join(format_count(width) for width in sorted(widths) if width > 1)
+    faint = "the range" if max(lengths) > _MOST_POINTS else "each"
+    axes.set_xlabel(f"step (faint: {faint}; strong: mean of the last {means})" if means else "step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter(plain)
 
 
 def marked(axes: Axes, marks: Sequence[tuple[int, str]]) -> None:

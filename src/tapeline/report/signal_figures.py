@@ -152,6 +152,7 @@ def signals_figure(
                 axes.axvline(step, color=COLOURS["ink"], linewidth=0.8, linestyle=(0, (2, 2)))
             _value_axis(axes, np.concatenate([series.values for _, series in ranks]))
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.xaxis.set_major_formatter(plain)
             axes.tick_params(labelbottom=True)
         for axes in grid[len(signals) :]:
             axes.set_visible(False)
