@@ -34,6 +34,7 @@ from tapeline.errors import ExportError
 from tapeline.export.mlflow import MlflowServer
 from tapeline.export.tensorboard import TensorBoard
 from tapeline.export.tracking import Sent, send
+from tapeline.export.wandb import WandbOffline
 from tapeline.files import Journal, xxh3_file
 from tapeline.ledger import account_of
 from tapeline.runs import MachineFigures, MetricsJournal, RunFolder
@@ -296,7 +297,9 @@ def test_another_runs_folder_is_refused(run, tmp_path):
     )
 
 
-def test_a_board_that_shows_what_was_taken_back_drops_it(run, tmp_path):
+@contextlib.contextmanager
+def before_its_resume(run):
+    """The run as it was when its first life was killed."""
     whole = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     run.attempts_path.write_bytes(whole[run.attempts_path].split(b"\n")[0] + b"\n")
     metrics = run.metrics_path(0)
@@ -304,14 +307,22 @@ def test_a_board_that_shows_what_was_taken_back_drops_it(run, tmp_path):
     ledger = run.path / "ledger" / "rank-0.jsonl"
     lines = whole[ledger].splitlines(keepends=True)
     ledger.write_bytes(b"".join(line for line in lines if b'":2' not in line[:13]))
-    tracker = TensorBoard(tmp_path / "tensorboard", run_id_of(run))
-    quiet = lambda *_: None  # noqa: E731
-    tracker.send(view_of(run), "running", quiet)
-    board = read(tmp_path / "tensorboard")
-    assert [one.step for one in board.Scalars("loss")] == list(range(1, 9))
+    yield
     for path, content in whole.items():
         path.write_bytes(content)
-    tracker.send(view_of(run), "finished", quiet)
+
+
+def no_progress(done, total):
+    pass
+
+
+def test_a_board_that_shows_what_was_done_again_drops_it(run, tmp_path):
+    tracker = TensorBoard(tmp_path / "tensorboard", run_id_of(run))
+    with before_its_resume(run):
+        tracker.send(view_of(run), "running", no_progress)
+        board = read(tmp_path / "tensorboard")
+        assert [one.step for one in board.Scalars("loss")] == list(range(1, 9))
+    tracker.send(view_of(run), "finished", no_progress)
     tracker.close()
     board.Reload()
     assert [(one.step, one.value) for one in board.Scalars("loss")] == sorted(LOSSES.items())
@@ -543,6 +554,21 @@ def test_wandb_is_written_offline_without_any_connection(run, tmp_path):
     (artifact,) = [one.artifact for one in records(out) if one.HasField("artifact")]
     names = {one.path for one in artifact.manifest.contents}
     assert names == {"run.json", "attempts.jsonl", "findings.jsonl", "files.json"}
+
+
+def test_wandb_is_written_anew_where_steps_were_done_again(run, tmp_path, monkeypatch):
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
+        monkeypatch.setenv(name, "put back afterwards")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    tracker = WandbOffline(tmp_path, "prices", run_id_of(run))
+    with before_its_resume(run):
+        tracker.send(view_of(run), "running", no_progress)
+    tracker.send(view_of(run), "finished", no_progress)
+    tracker.close()
+    found = by_step(tmp_path, "loss")
+    assert {step: [loss for loss, _ in rows] for step, rows in found.items()} == {
+        step: [loss] for step, loss in LOSSES.items()
+    }
 
 
 # Wrong use
