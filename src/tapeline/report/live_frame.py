@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -147,14 +148,14 @@ def _time(seen: LiveRun) -> RenderableType:
     spent = seen.account.job.buckets_ns
     whole = sum(spent.values()) or 1
     goodput = seen.account.goodput
-    bar, legend = Text("goodput   "), Text("          ")
+    bar, legend = Text("goodput   "), Text()
     bar.append("unknown" if goodput is None else format_percent(goodput)).append("  ")
     for bucket, (glyph, hue) in _LOOKS.items():
         share = spent[bucket] / whole
         bar.append(glyph * round(_WIDTH * share), hue)
         if share >= _SHOWN_SHARE:
             legend.append(f"{glyph} ", hue).append(f"{bucket} {format_percent(share)}  ")
-    return Group(bar, legend)
+    return Group(bar, Padding(legend, (0, 0, 0, 10)))
 
 
 def _life(life: dict[str, object]) -> Text:
