@@ -120,7 +120,9 @@ def _between_saves(run: Path) -> list[int]:
 def predicted(account: Account, between: Sequence[int]) -> float | None:
     """The goodput that the renewal model gives for the costs of this run.
 
-    Of the time that goes neither to failures nor to saves, the run's own share is useful.
+    Of the time that goes neither to failures nor to saves, the run's own share is useful. Daly's
+    restarts fail as everything else does; chaos waits until the run trains again, so that of a
+    cycle M + R the model rules M.
 
     Args:
         account: of the run.
@@ -137,13 +139,13 @@ def predicted(account: Account, between: Sequence[int]) -> float | None:
     going_ns = times.wall_ns - buckets["lost"] - buckets["checkpoint"]
     restart_ns = times.buckets_ns["lost"] - times.lost_ns["redone"]
     num_saves = max(1, (times.kept_steps + times.redone_steps) // interval)
+    up_ns = times.wall_ns - restart_ns
     carried = efficiency(
         interval * going_ns / times.kept_steps / 1e9,
         blocking_s=times.phases_ns["checkpoint"] / num_saves / 1e9,
-        mtbf_s=(times.wall_ns - restart_ns) / failures / 1e9,
-        restart_s=restart_ns / failures / 1e9,
+        mtbf_s=up_ns / failures / 1e9,
     )
-    return carried * buckets["useful"] / going_ns
+    return carried * up_ns / times.wall_ns * buckets["useful"] / going_ns
 
 
 def _result(run: Path, code: int, output: str) -> dict[str, Any]:
