@@ -42,7 +42,7 @@ arguments = { hidden = 4 }
 SPACE = """
 base = "base.toml"
 name = "small"
-budget_steps = 12
+budget_steps = 8
 lease_s = 5.0
 [space]
 training.learning_rate = { log = [1e-4, 1e-2] }
@@ -63,7 +63,7 @@ def workplace(tmp_path):
     return tmp_path
 
 
-@pytest.mark.timeout(300)  # five processes that import torch, on a machine that may be loaded
+@pytest.mark.timeout(300)  # four processes that import torch, on a machine that may be loaded
 def test_a_search_of_real_runs_from_the_command_to_its_figures(workplace):
     out = workplace / "found"
     command = ["search", str(workplace / "space.toml"), "--out", str(out), "--json"]
@@ -72,10 +72,10 @@ def test_a_search_of_real_runs_from_the_command_to_its_figures(workplace):
     found = json.loads(done.stdout)
     assert found["is_over"]
     assert found["rungs"] == [4, 8]
-    assert found["reached"] == [2, 1]
-    assert found["spent"]["trials"]["kept_steps"] == 12
+    assert found["reached"] == [1, 1]
+    assert found["spent"]["trials"]["kept_steps"] == 8
     assert found["spent"]["finals"]["kept_steps"] == 16
-    assert {one["state"] for one in found["trials"]} == {"full run", "left at step 4"}
+    assert [one["state"] for one in found["trials"]] == ["full run"]
     (final,) = found["finals"]
     assert list(final["by_seed"]) == ["1", "2"], "seed 0 is what the search has seen"
     for name in ("history", "rungs", "parallel"):
@@ -109,16 +109,14 @@ def test_a_configuration_that_cannot_be_trained_is_a_trial_that_failed_and_says_
         "training.learning_rate = { log = [1e-4, 1e-2] }",
         'model.factory = { choice = ["nowhere:model", "nobody:model"] }',
     )
-    (workplace / "space.toml").write_text(
-        text.replace("budget_steps = 12", 'budget_steps = 8\nsampler = "grid"')
-    )
+    (workplace / "space.toml").write_text(text.replace("[rungs]\nmin_steps = 4\neta = 2\n", ""))
     out = workplace / "failed"
     command = ["search", str(workplace / "space.toml"), "--out", str(out)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1, done.output
     trials = result_of(SearchFolder.open(out)).trials
-    assert [one.state for one in trials] == ["failed", "failed"]
-    assert all("nowhere" in one.reason or "nobody" in one.reason for one in trials)
+    assert trials[0].state == "failed"
+    assert trials[0].reason.startswith("model.factory")
 
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path):

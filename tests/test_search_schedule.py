@@ -7,6 +7,7 @@ import math
 import statistics
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,12 +84,26 @@ def test_a_job_that_was_given_back_is_next_and_fails_after_too_many_deaths():
     assert schedule.spent_steps == 1, "a stretch is paid for once"
 
 
-def test_unused_steps_go_back_to_the_budget():
-    schedule = Schedule(rules(rungs=(27,), budget_steps=30))
-    schedule.assign(0)
-    assert schedule.next_job() is None
-    schedule.end(0, math.nan, unused_steps=27)
-    assert schedule.next_job() == Job(1, 0)
+def test_a_search_in_which_all_fail_has_an_end():
+    schedule = Schedule(rules(rungs=(27,), budget_steps=60))
+    for lease in range(2):
+        done(schedule, lease, math.nan)
+    assert schedule.is_over
+
+
+@pytest.mark.parametrize("budget", [27, 28, 30, 40, 100])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_however_small_the_budget_one_trial_is_run_to_the_end(budget, workers):
+    schedule = Schedule(rules(budget_steps=budget))
+    lease, running = 0, []
+    while not schedule.is_over:
+        while len(running) < workers and (job := schedule.assign(lease)):
+            running.append((lease, job))
+            lease += 1
+        ended, job = running.pop(0)
+        schedule.end(ended, float(-job.trial))
+    assert schedule.scores[-1]
+    assert schedule.spent_steps <= budget
 
 
 def test_finals_come_last_each_pick_with_each_seed():

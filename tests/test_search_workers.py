@@ -210,7 +210,10 @@ def test_a_replay_finds_a_worker_that_did_something_else(tmp_path):
     assert departures(search.config, search.rules, entries) == []
     changed = next(entry for entry in entries if entry["kind"] == "begin")
     changed["values"]["model.arguments.hidden"] += 1
+    another = [entry for entry in entries if entry["kind"] == "begin"][1]
+    another["job"]["trial"] = 99
     told = departures(search.config, search.rules, entries)
+    assert any("(Job(trial=99, rung=0, seed=None)" in one for one in told)
     assert told[0].startswith("entry 1: (Job(trial=0, rung=0, seed=None), {'model.arguments.hidden")
 
 

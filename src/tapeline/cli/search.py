@@ -67,7 +67,7 @@ def run(
     search = SearchFolder.begin(out or Path("searches") / config.name, config, storage)
     _tell_plan(search)
     with progress_bar("Searching") as progress:
-        conduct(search, workers or config.workers, progress)
+        conduct(search, workers or config.workers, say, progress)
     _tell(search, as_json)
 
 

@@ -19,16 +19,18 @@ from tapeline.search.replay import Replay
 from tapeline.search.worker import STORAGE
 from tapeline.supervise.processes import die_with_parent
 
+Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 _POLL_S = 0.5
 
 
-def conduct(search: SearchFolder, workers: int, progress: Progress) -> None:
+def conduct(search: SearchFolder, workers: int, say: Say, progress: Progress) -> None:
     """Let so many workers of this machine work until the search is over.
 
     Args:
         search: begun or joined.
         workers: how many.
+        say: told of each that ends before the search.
         progress: called with the steps of trials given out, and the budget.
 
     Raises:
@@ -36,7 +38,13 @@ def conduct(search: SearchFolder, workers: int, progress: Progress) -> None:
     """
     journal, replay = search.journal(), Replay(search.config, search.rules)
     with _started(search, workers) as processes:
-        while any(process.poll() is None for process in processes):
+        living = dict(enumerate(processes))
+        while living:
+            for number, process in list(living.items()):
+                if (code := process.poll()) is not None:
+                    del living[number]
+                    if code:
+                        say(f"worker {number} ended with {code}; the others take over its job")
             for place, entry in journal.new_entries():
                 replay.apply(place, entry)
             progress(replay.schedule.spent_steps, search.rules.budget_steps)

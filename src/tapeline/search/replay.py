@@ -48,7 +48,7 @@ class Replay:
         if lease not in self.owners:
             return
         if kind == "begin":
-            self.trials[entry["job"]["trial"]].values = entry["values"]
+            self.trials[self.schedule.running[lease].trial].values = entry["values"]
         elif kind == "end":
             self._end(lease, entry)
         elif kind == "give back":
@@ -66,7 +66,7 @@ class Replay:
         value = math.nan if entry["value"] is None else float(entry["value"])
         self._note(job, value, entry.get("reason"))
         score = -value if self.config.direction == "maximize" else value
-        self.schedule.end(lease, score, unused_steps=entry["unused_steps"])
+        self.schedule.end(lease, score)
 
     def _give_back(self, lease: int, *, died: bool) -> None:
         del self.owners[lease]

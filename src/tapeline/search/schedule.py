@@ -5,7 +5,8 @@ the same calls decides the same. A search of full runs is a ladder of one rung.
 
 Source: Li et al. 2020, arXiv 1810.05934, algorithm 2. Differences: a trial goes on from where it
 was paused; a rung cuts only once it has the least number of peers; what isn't a number is behind
-everything that is, counts as a peer, and never goes on.
+everything that is, counts as a peer, and never goes on; and the budget's end leaves room for one
+full run, so that no search ends without one.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Schedule:
             job = self._promotion() or self._fresh()
             if job or self.running:
                 return job
-            return next(iter(self._finals_due()), None)
+            return self._last_climb() or next(iter(self._finals_due()), None)
         return next(iter(self._final_jobs), None)
 
     @property
@@ -130,18 +131,17 @@ class Schedule:
         self._note(job, math.nan)
         return job
 
-    def end(self, lease: int, score: float, *, unused_steps: int = 0) -> None:
+    def end(self, lease: int, score: float) -> None:
         """A job has come to its end.
+
+        A run that failed has cost its whole stretch: a search in which all fail would have no end
+        else.
 
         Args:
             lease: it was given out under.
             score: less is better; nan for a run that diverged or failed.
-            unused_steps: that it didn't need, having ended early; back to the budget.
         """
-        job = self.running.pop(lease)
-        if job.seed is None:
-            self.spent_steps -= unused_steps
-        self._note(job, score)
+        self._note(self.running.pop(lease), score)
 
     def best(self, number: int) -> list[tuple[int, int, float]]:
         """(trial, rung, score) of the best trials on the highest rung that has any."""
@@ -166,10 +166,9 @@ class Schedule:
             self.finals.setdefault(job.trial, {})[job.seed] = score
 
     def _promotion(self) -> Job | None:
-        left = self.rules.budget_steps - self.spent_steps
         for rung in range(len(self.rules.rungs) - 2, -1, -1):
             num = len(self.scores[rung])
-            if num < self.rules.min_peers or self.added_steps(rung + 1) > left:
+            if num < self.rules.min_peers or not self._is_affordable(rung + 1):
                 continue
             for trial, score in self.ranked(rung)[: num // self.rules.eta]:
                 if trial not in self._promoted[rung] and not math.isnan(score):
@@ -177,10 +176,28 @@ class Schedule:
         return None
 
     def _fresh(self) -> Job | None:
-        most, left = self.rules.most_trials, self.rules.budget_steps - self.spent_steps
-        if self.added_steps(0) > left or (most is not None and self.num_trials >= most):
+        most = self.rules.most_trials
+        if not self._is_affordable(0) or (most is not None and self.num_trials >= most):
             return None
         return Job(self.num_trials, 0)
+
+    def _last_climb(self) -> Job | None:
+        """With nothing else to do and no full run yet: the best of the highest rung goes on."""
+        *below, full = self.scores
+        if all(map(math.isnan, full.values())):
+            for rung in range(len(below) - 1, -1, -1):
+                for trial, score in self.ranked(rung):
+                    is_new = trial not in self._promoted[rung] and not math.isnan(score)
+                    if is_new and self._is_affordable(rung + 1):
+                        return Job(trial, rung + 1)
+        return None
+
+    def _is_affordable(self, rung: int) -> bool:
+        """Whether the budget holds a stretch to a rung, and the way from there to one full run."""
+        steps = self.rules.rungs
+        reached = max([rung, *(r + 1 for r, going in enumerate(self._promoted) if going)])
+        left = self.rules.budget_steps - self.spent_steps - self.added_steps(rung)
+        return left >= steps[-1] - steps[reached]
 
     def _finals_due(self) -> list[Job]:
         top = len(self.rules.rungs) - 1

@@ -33,12 +33,10 @@ class Outcome:
     Attributes:
         value: of the metric at the rung; nan if the run diverged or failed.
         reason: why there is none.
-        unused_steps: of the job, that a run which ended early didn't do.
     """
 
     value: float
     reason: str | None = None
-    unused_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +113,9 @@ class Stretch:
         if how in ("finished", "stopped") and step >= self.to_step:
             return self._judged(run)
         if how in ("failed", "stopped") and code is not None:
-            return self._gave_up(last["evidence"], step)
+            return Outcome(math.nan, last["evidence"])
         if code is not None and code > 0 and how != "preempted":
-            return self._gave_up(self._last_words(), step)
+            return Outcome(math.nan, self._last_words())
         return None
 
     def _judged(self, run: RunFolder) -> Outcome:
@@ -131,10 +129,6 @@ class Stretch:
             value = float(figures.get(self.config.metric.removeprefix("validation."), math.nan))
         reason = None if math.isfinite(value) else f"no finite {self.config.metric}"
         return Outcome(value if math.isfinite(value) else math.nan, reason)
-
-    def _gave_up(self, reason: str, step: int) -> Outcome:
-        below = self.rules.rungs[self.job.rung - 1] if self.job.rung else 0
-        return Outcome(math.nan, reason, self.to_step - max(step, below))
 
     def _last_words(self) -> str:
         text = self.folder.with_name(f"{self.folder.name}.log").read_text(errors="replace")

@@ -182,7 +182,6 @@ class Worker:
             shown,
             value=outcome.value if is_number else None,
             reason=outcome.reason,
-            unused_steps=outcome.unused_steps,
         )
 
     def _append(
