@@ -104,6 +104,7 @@ def test_a_search_of_real_runs_from_the_command_to_its_figures(workplace):
     assert "on 2 fresh seeds" in shown.output
 
 
+@pytest.mark.timeout(300)  # as above, of one process
 def test_a_configuration_that_cannot_be_trained_is_a_trial_that_failed_and_says_why(workplace):
     text = SPACE.replace(
         "training.learning_rate = { log = [1e-4, 1e-2] }",
