@@ -39,14 +39,16 @@ from tapeline.world import World
 TURN = 100
 STEPS, STEP_NS, DATA_NS = 100_000, 10_000_000, 1_000_000
 READ = """
-import pathlib, resource, sys, time
+import pathlib, re, sys, time
 from tapeline.ledger import account_of
 account_of(pathlib.Path(sys.argv[1]))  # compiles, and imports
 before, before_cpu = time.perf_counter(), time.process_time()
 found = account_of(pathlib.Path(sys.argv[2]))
 after, after_cpu = time.perf_counter(), time.process_time()
 assert found.job.kept_steps == int(sys.argv[3]), found.job.kept_steps
-peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+# Not `ru_maxrss`, which a process inherits from the one that started it.
+status = pathlib.Path("/proc/self/status").read_text()
+peak_mb = int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) / 1024
 print(after - before, after_cpu - before_cpu, peak_mb)
 """
 

@@ -147,6 +147,10 @@ def _arguments(**values: object) -> str:
     return f"model.arguments={{{pairs}}}"
 
 
+def _strategy(name: str) -> tuple[str, ...]:
+    return f"training.strategy={name}", "training.lanes=1"
+
+
 PLANTS = {
     # Long steps: what other processes take from one is then a small share of it.
     "healthy": Plant("healthy", (), (_arguments(every_s=0.06),)),
@@ -154,9 +158,25 @@ PLANTS = {
         "starvation",
         (),
         ('data.augment=[{name="planted_model:slow_to_make",arguments={seconds=0.12}}]',),
-        num_ranks=1,  # of several in step only the last one is seen to wait
+        num_ranks=1,
+    ),
+    "slow loaders": Plant(  # of several in step only the last one is seen to wait
+        "starvation",
+        (),
+        ('data.augment=[{name="planted_model:slow_to_make",arguments={seconds=0.12}}]',),
     ),
     "slow rank": Plant("persistent straggler", (1,), (_arguments(slow_rank=1),)),
+    "slow rank under ddp": Plant(
+        "persistent straggler", (1,), (_arguments(slow_rank=1), *_strategy("ddp"))
+    ),
+    # FSDP2 has many small kernels of its own, beside which the large one must stay the most.
+    "slow rank under fsdp2": Plant(
+        "persistent straggler", (1,), (_arguments(slow_rank=1, size=512), *_strategy("fsdp2"))
+    ),
+    "healthy under ddp": Plant("healthy", (), (_arguments(every_s=0.06), *_strategy("ddp"))),
+    "healthy under fsdp2": Plant(
+        "healthy", (), (_arguments(every_s=0.06, size=512), *_strategy("fsdp2"))
+    ),
     "rotating noise": Plant("rotating straggler", (), (_arguments(every_s=0.01, rotating_s=0.03),)),
     "stopped in a collective": Plant(
         "hang", (1,), (_arguments(slow_rank=0),), _stop_in_a_collective, alive=True

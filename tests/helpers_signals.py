@@ -30,6 +30,7 @@ class Job:
     collective_s: float = 0.002
     slow_rank: tuple[int, float] | None = None  # computes longer by that factor
     slow_loader: tuple[int, float] | None = None  # waits so long for data
+    batch_s: tuple[float, ...] | None = None  # what each rank's loader takes for a batch
     pauses: tuple[float, float] = (0.0, 0.0)  # chance per step and rank, seconds
     checkpoint_every: int = 100
     checkpoint_s: float = 0.1
@@ -79,6 +80,7 @@ class Job:
                     windows=tuple(
                         StepTimes(own[cut, rank], float(wait[cut, rank].mean())) for cut in cuts
                     ),
+                    batch_s=self.batch_s and self.batch_s[rank],
                     kernels=replace(
                         self.kernels, median_us=self.kernels.median_us * random.uniform(0.9, 1.1)
                     ),

@@ -43,7 +43,10 @@ def bed(planted, tmp_path_factory):
     [
         "healthy",
         "slow loader",
+        "slow loaders",
         "slow rank",
+        "slow rank under ddp",
+        "slow rank under fsdp2",
         "stopped in a collective",
         "a rank raises",
         "killed",

@@ -108,7 +108,7 @@ def test_a_run_writes_down_its_time_its_machine_and_what_it_learnt(workplace):
     for name in ("loss", "grad_norm", "step_s"):  # clipping finds each step's norm
         assert metrics.snapshot[name].steps.tolist() == list(range(1, STEPS + 1)), name
     assert metrics.snapshot["learning_rate"].steps.tolist() == list(range(5, STEPS + 1, 5))
-    for name in ("samples_per_s", "rss_bytes", "utilisation"):
+    for name in ("samples_per_s", "rss_bytes", "utilisation", "batch_s"):
         assert metrics.snapshot[name].steps[-1] == STEPS, name
     assert "collective_wait_s" not in metrics.snapshot.series
     assert metrics.profile

@@ -48,6 +48,16 @@ PLANTED: dict[str, tuple[Plant, str, tuple[int, ...]]] = {
         "persistent straggler",
         (1,),
     ),
+    "slow loader of one rank, beside loaders that keep up": (
+        lambda s: Job(slow_loader=(1, 0.03), batch_s=(0.02, 0.08, 0.02, 0.02)).play(s),
+        "persistent straggler",
+        (1,),
+    ),
+    "slow loaders of all ranks in step": (
+        lambda s: Job(slow_loader=(1, 0.03), batch_s=(0.081, 0.083, 0.08, 0.081)).play(s),
+        "starvation",
+        (),
+    ),
     "pauses here and there": (
         lambda s: Job(pauses=(0.1, 0.05)).play(s),
         "rotating straggler",
@@ -405,6 +415,22 @@ def test_a_straggler_by_its_loader_says_so():
     assert "it waits for data" in verdict.evidence[-1]
 
 
+def test_loaders_that_are_all_slow_blame_no_rank():
+    """Only the last one's wait is seen: the others read on while they wait for that rank."""
+    behind = Job(slow_loader=(1, 0.03), batch_s=(0.081, 0.083, 0.08, 0.081))
+    (verdict,) = triage(behind.play(0))
+    assert verdict.ranks == ()
+    assert "some rank waits for data, and the others for that rank" in verdict.evidence[0]
+    assert verdict.evidence[1] == (
+        "their loaders take 80 to 83 ms for a batch, about as long as a step: they read on while "
+        "they wait, and none would keep up by itself"
+    )
+    unknown = changed(behind.play(0), 3, batch_s=None)
+    assert triage(unknown)[0].kind == "persistent straggler"
+    unwaited = replace(behind, slow_loader=None, compute_s=0.08).play(0)
+    assert triage(unwaited)[0].kind == "healthy"  # as fast as the steps, and not waited for
+
+
 def test_a_verdict_as_a_document():
     document = triage(Job(data_s=0.03).play(0))[0].as_dict()
     assert document["kind"] == "starvation"
@@ -446,6 +472,7 @@ ranks = st.builds(
     process_state=st.none() | st.sampled_from("RSDTtZX"),
     shares=shares,
     windows=windows,
+    batch_s=st.none() | st.floats(0, 1e3),
     kernels=st.none() | st.builds(Kernels, st.floats(1, 1e4), st.floats(0.1, 1e4), st.floats(0, 1)),
 )
 

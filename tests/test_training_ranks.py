@@ -1,5 +1,6 @@
 """Training on several ranks for real: gloo processes, equal bits, moves between worlds."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from tapeline.errors import TrainingError
 from tapeline.training import Lanes, TrainStep
-from tapeline.training.distribute import distribute
+from tapeline.training.distribute import distribute, time_waits
 from tapeline.training.ranks import full_tensors
 from tapeline.training.step import warmup_then
 
@@ -195,6 +196,35 @@ def test_ddp_resumes_to_the_same_bits_at_an_unchanged_number_of_ranks(ranks):
     found = on_ranks(ranks, ddp_resumed, through_us)
     whole = found[0][0]
     assert all(run == whole for runs in found for run in runs)
+
+
+def waits_told(rank, world_size, strategy):
+    """Hashes of the model with and without its waits told, and how often any was."""
+    found, waits = [], []
+
+    @contextlib.contextmanager
+    def waiting():
+        waits.append(None)
+        yield
+
+    for told in (False, True):
+        torch.manual_seed(3)
+        model = distribute(nn.Sequential(nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 1)), strategy)
+        step = TrainStep(model, torch.optim.Adam(model.parameters(), lr=1e-2))
+        if told:
+            assert time_waits(step, waiting)
+        for number, (x, y) in enumerate(batches(5)):
+            step(number, x[rank::world_size], y[rank::world_size])
+        found.append({name: sha256(value) for name, value in full_tensors(model).items()})
+    return found, len(waits)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_telling_waits_changes_no_bit(strategy):
+    """On three ranks, where a mean by division and one by the reciprocal differ."""
+    for (plain, told), num_waits in on_ranks(3, waits_told, strategy):
+        assert plain == told
+        assert num_waits >= 5
 
 
 def test_plain_ddp_does_not():

@@ -128,7 +128,7 @@ def _collected(
     metrics = [read_metrics(run.metrics_path(rank)) for rank in range(num_ranks)]
     windows = _windows(metrics, life["attempt"])
     ranks = [
-        _Rank(run, rank, life, account, clock).evidence(windows[rank], metrics[rank].profile)
+        _Rank(run, rank, life, account, clock).evidence(windows[rank], metrics[rank])
         for rank in range(num_ranks)
     ]
     found = tuple(rank for rank in ranks if rank is not None)
@@ -149,12 +149,12 @@ class _Rank:
         of_life = [one for one in (of_rank[0].lives if of_rank else ()) if self._is_of(one.attempt)]
         self._account = of_life[0] if of_life else None
 
-    def evidence(
-        self, windows: tuple[StepTimes, ...], profile: dict[str, float] | None
-    ) -> RankEvidence | None:
+    def evidence(self, windows: tuple[StepTimes, ...], metrics: Metrics) -> RankEvidence | None:
         """All of it; None if there is nothing."""
         state = self._state()
         end = self._exit(state)
+        batch_s = metrics.snapshot["batch_s"]
+        of_life = batch_s.values[batch_s.attempts == self._life["attempt"]]
         if self._beat is None and self._account is None and end is None:
             return None
         return RankEvidence(
@@ -165,7 +165,8 @@ class _Rank:
             process_state=state if end is None else None,
             shares=self._shares(),
             windows=windows,
-            kernels=Kernels(**profile) if profile else None,
+            batch_s=float(np.median(of_life)) if len(of_life) else None,
+            kernels=Kernels(**metrics.profile) if metrics.profile else None,
         )
 
     def _is_of(self, attempt: int) -> bool:

@@ -45,7 +45,8 @@ class Cadence:
         clock: Clock,
         world: World,
     ) -> None:
-        self._every = every
+        self._controller = every if isinstance(every, IntervalController) else None
+        self._every = every if isinstance(every, int) else 0
         self.last = last
         self._checkpointer = checkpointer
         self._clock = clock
@@ -55,34 +56,39 @@ class Cadence:
         self.longest_step_s = 0.0
         self.longest_save_s = 0.0
 
-    def step_done(self, number: int) -> None:
+    def step_done(self, number: int, *, writing: bool) -> None:
         """Take the time of step `number`, and of a background write that has ended."""
         # A clock that stood still must not make a step of no length: costs are divided by it.
         seconds = max(1, self._clock.monotonic_ns() - self._began_ns) / _NS
-        self.longest_step_s = max(self.longest_step_s, seconds)
-        stats = self._checkpointer.stats()
-        written_s = stats.background_s - self._stats.background_s
+        if seconds > self.longest_step_s:
+            self.longest_step_s = seconds
+        if self._controller:
+            self._controller.step_done(seconds, writing=writing)
+        if (stats := self._checkpointer.stats()) is not self._stats:
+            self._saves_counted(number, stats)
+
+    def _saves_counted(self, number: int, stats: SaveStats) -> None:
+        written_s, self._stats = stats.background_s - self._stats.background_s, stats
         if written_s > 0:
             self.longest_save_s = max(self.longest_save_s, written_s)
-        if isinstance(self._every, IntervalController):
-            self._every.step_done(seconds, writing=self._checkpointer.busy)
-            if written_s > 0:
-                self._every.written(number, written_s)
-        self._stats = stats
+            if self._controller:
+                self._controller.written(number, written_s)
 
     def due(self, number: int) -> bool:
         """Whether to save after step `number`."""
-        if isinstance(self._every, IntervalController):
-            controller = self._every
-            return from_first(self._world, lambda: controller.due(number))
-        return number % self._every == 0 or number == self.last
+        controller = self._controller
+        if controller is None:
+            return number % self._every == 0 or number == self.last
+        if self._world.size == 1:
+            return controller.due(number)
+        return from_first(self._world, lambda: controller.due(number))
 
     def saved(self, number: int) -> None:
         """Take what a save after step `number` cost the loop."""
         blocked_s = self._checkpointer.stats().blocked_s - self._stats.blocked_s
         self.longest_save_s = max(self.longest_save_s, blocked_s)
-        if isinstance(self._every, IntervalController):
-            self._every.saved(number, blocked_s, writing=self._checkpointer.busy)
+        if self._controller:
+            self._controller.saved(number, blocked_s, writing=self._checkpointer.busy)
 
     def go_on(self) -> None:
         """The next step begins now."""

@@ -152,10 +152,10 @@ class Keeper:
         """The hook before all others: the step has ended."""
         with self._failures_told(last=False):
             self._checkpointer.check()  # a write in the background that failed
-        self._ledger.background_write = self._checkpointer.busy
+        self._ledger.background_write = writing = self._checkpointer.busy
         if self._copies:
             self._copies.check()
-        self._cadence.step_done(number)
+        self._cadence.step_done(number, writing=writing)
         self._guard.measured(  # after each step: a write in the background has ended in one
             save_s=self._cadence.longest_save_s + (self._copies.longest_s if self._copies else 0.0),
             poll_s=self._cadence.longest_step_s,

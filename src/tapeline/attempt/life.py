@@ -33,6 +33,7 @@ from tapeline.clock import Clock
 from tapeline.config import CheckpointConfig
 from tapeline.runs import RunFolder, code_state
 from tapeline.training import evaluate, loop
+from tapeline.training.loop import Hook
 from tapeline.training.ranks import from_first, wait_for_all
 from tapeline.world import World
 
@@ -225,7 +226,7 @@ class _Life:
         with contextlib.ExitStack() as open_parts:
             guard = self._guard(parts.config.checkpoint)
             open_parts.enter_context(_entered_in_main_thread(guard))
-            meter = self._meter()
+            meter = StepMeter(self._observer, parts)
             open_parts.callback(lambda: meter.write(self._ledger.step))  # however it ends
             watching = Watching(self._run, parts, self._observer, self._course)
             losses = LossHook(self._observer, parts, meter, watching)
@@ -244,18 +245,18 @@ class _Life:
             )
             if not made_up:
                 validate(self._first)  # a stop in the middle of it left it out
-            hooks = (
+            hooks: tuple[Hook, ...] = (
                 kernels.end,
                 self._count,
                 meter,
                 keeper.step_done,
                 losses,
-                validate,
-                self._survived,
+                *([validate] if parts.data.validation else []),
+                *([self._survived] if self._writes else []),
                 keeper,
-                self._wait_for_save,
-                stopping,
-                self._tell,
+                *([self._wait_for_save] if self._waits_for_saves else []),
+                *([stopping] if stopping.judges else []),
+                *([self._tell] if self._progress else []),
                 keeper.go_on,
                 kernels.begin,
             )
@@ -263,18 +264,6 @@ class _Life:
             loop(parts.step, batches, self._first, self._steps, hooks, self._ledger.switch)
             watching.look()
             self._ledger.switch("checkpoint")  # what is in flight is waited for, on every rank
-
-    def _meter(self) -> StepMeter:
-        """Measures steps; the time in collectives too, where the host waits in them."""
-        parts = self._parts
-        meter = StepMeter(
-            self._observer,
-            parts.step,
-            num_samples=parts.config.training.batch // parts.rows.size,
-        )
-        if parts.step.lanes and meter.sees_waits:
-            parts.step.lanes.exchange.waiting = lambda: self._ledger.span("communication")
-        return meter
 
     def _keeper(
         self,
@@ -336,20 +325,25 @@ class _Life:
     def _count(self, number: int, _: Tensor) -> None:
         self._ledger.step_done(number)
 
-    def _wait_for_save(self, number: int, _: Tensor) -> None:
-        """Wait for rank 0, where it alone saves, so that every rank books what a save costs.
+    @property
+    def _waits_for_saves(self) -> bool:
+        """Whether rank 0 alone saves, at steps that all know.
 
         Where rank 0 decides as it goes, which it tells nobody, the others book that as waiting in
         the next collective; and after a rollback, lines of their ledgers are parted in proportion.
         """
         parts, every = self._parts, self._parts.config.checkpoint.every
-        if parts.world.size > 1 and not parts.is_cut and every != "auto" and number % every == 0:
+        return parts.world.size > 1 and not parts.is_cut and every != "auto"
+
+    def _wait_for_save(self, number: int, _: Tensor) -> None:
+        """Wait for rank 0, so that every rank books what a save costs."""
+        every = self._parts.config.checkpoint.every
+        if every != "auto" and number % every == 0:
             with self._ledger.span("checkpoint"):
-                wait_for_all(parts.world)
+                wait_for_all(self._parts.world)
 
     def _survived(self, number: int, _: Tensor) -> None:
-        if self._writes:
-            self._taints.step_done(number)
+        self._taints.step_done(number)
 
     def _tell(self, number: int, _: Tensor) -> None:
         if self._progress:

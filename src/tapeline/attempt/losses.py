@@ -119,13 +119,14 @@ class LossHook:
 
     def _read(self) -> tuple[list[float], list[float] | None]:
         """The losses and norms since the last reading."""
+        parts = [part for step in self._norms for part in step]
         with self._observer.ledger.span("compute"):
-            losses: list[float] = torch.stack(self._losses).tolist()
-            norms: list[float] | None = None
-            if self._norms and self._norms[0]:
-                parts = torch.stack([part for step in self._norms for part in step])
-                parts = parts.view(len(self._norms), -1)
-                norms = torch.linalg.vector_norm(parts, dim=1).tolist()
+            read: list[float] = torch.stack([*self._losses, *parts]).tolist()
+        losses, parts_read = read[: len(self._losses)], read[len(self._losses) :]
+        norms: list[float] | None = None
+        if parts:
+            size = len(self._norms[0])
+            norms = [math.hypot(*parts_read[i : i + size]) for i in range(0, len(parts), size)]
         self._losses, self._norms = [], []
         # A step in float16 whose gradient overflowed was left out, and is no news.
         if norms and self._step.scaler and not all(map(math.isfinite, norms)):

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 
 from tapeline.attempt.observer import Observer
+from tapeline.attempt.parts import Parts
 from tapeline.runs import MachineFigures, Probe
-from tapeline.training import TrainStep
+from tapeline.training.distribute import time_waits
 from tapeline.training.kernels import KernelProfile
 
 JOURNAL_NS = 250_000_000  # records of fast steps, oftener, would cost more than they tell
@@ -21,26 +22,23 @@ class StepMeter:
     Journalling is left to whoever journals what was learnt, so that both are of the same steps.
 
     Args:
-        observer: whose journal and ledger.
-        step: its device is read.
-        num_samples: windows that this rank trains on in a step.
-
-    Attributes:
-        sees_waits: whether waiting for other ranks can be told from computing: on a CPU with
-            lanes. Elsewhere torch waits inside the backward pass, or the device does.
+        observer: whose journal and ledger; waiting for other ranks is booked there, where the
+            host can tell it from computing.
+        parts: what takes steps, and the loader that feeds it.
     """
 
-    def __init__(self, observer: Observer, step: TrainStep, *, num_samples: int) -> None:
+    def __init__(self, observer: Observer, parts: Parts) -> None:
         self._journal, self._ledger = observer.journal, observer.ledger
         self._clock = observer.clock
         self._written_ns = self._clock.monotonic_ns()
-        self._num_samples = num_samples
-        self.sees_waits = step.lanes is not None and step.device.type == "cpu"
+        self._num_samples = parts.config.training.batch // parts.rows.size
+        self._loader, self._made = parts.loader, (0, 0)
+        self._sees_waits = time_waits(parts.step, lambda: observer.ledger.span("communication"))
         self._step_ns: list[int] = []
         self._wait_ns: list[int] = []
         self._until_ns = self._ledger.in_steps_ns()
         self._probe = Probe(
-            torch.get_num_threads(), device=_device_reading(step.device), clock=observer.clock
+            torch.get_num_threads(), device=_device_reading(parts.step.device), clock=observer.clock
         )
 
     def __call__(self, _: int, __: torch.Tensor) -> None:
@@ -64,11 +62,19 @@ class StepMeter:
         figures = self._probe.read(
             len(self._step_ns) * self._num_samples,
             step_ns=self._step_ns,
-            collective_wait_ns=self._wait_ns if self.sees_waits else None,
+            collective_wait_ns=self._wait_ns if self._sees_waits else None,
+            batch_s=self._batch_s(),
         )
         self._journal.machine(number, figures)
         self._step_ns, self._wait_ns = [], []
         return figures
+
+    def _batch_s(self) -> float | None:
+        """What the loader took for a batch since the last time; None if it made none."""
+        made = self._loader.num_made, self._loader.making_ns
+        num, spent_ns = made[0] - self._made[0], made[1] - self._made[1]
+        self._made = made
+        return spent_ns / num / 1e9 if num else None
 
 
 def _device_reading(

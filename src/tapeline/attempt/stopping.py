@@ -30,6 +30,9 @@ class Stopping:
         parts: configuration and ranks.
         losses: put on the disk before they are judged.
         keeper: saves.
+
+    Attributes:
+        judges: whether there is anything to judge by.
     """
 
     def __init__(
@@ -40,6 +43,9 @@ class Stopping:
         self._last = parts.config.training.steps
         self._criteria = criteria_of(parts.config.stop)
         self._after = parts.config.stop.after or self._last
+        self.judges = bool(
+            self._criteria.looks or self._criteria.target or self._after < self._last
+        )
         self._losses = losses
         self._keeper = keeper
 
@@ -67,8 +73,7 @@ class Stopping:
                 found = Stop(number, f"this life was to end after step {self._after:,}")
             return found
 
-        any_look = self._criteria.looks or self._criteria.target or self._after < self._last
-        if any_look and number < self._last and (found := from_first(self._world, judged)):
+        if self.judges and number < self._last and (found := from_first(self._world, judged)):
             self._keeper.leave(number)
             raise Stopped(found.why)
 

@@ -27,7 +27,7 @@ _LISTS = {
     "step_ns": ("step_s", 1e-9),
     "collective_wait_ns": ("collective_wait_s", 1e-9),
 }
-_NUMBERS = ("learning_rate", "samples_per_s", "rss_bytes", "device_bytes", "utilisation")
+_NUMBERS = ("learning_rate", "samples_per_s", "rss_bytes", "device_bytes", "utilisation", "batch_s")
 _LEARNT = ("loss", "grad_norm", "learning_rate")
 _OF_MACHINE = ("step_s", "collective_wait_s", *_NUMBERS[1:])
 

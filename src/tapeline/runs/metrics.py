@@ -6,7 +6,7 @@ is `history`'s. One line is one record; a number that JSON has no word for is a 
 
     {"attempt":1,"step":20,"losses":[…],"grad_norms":[…],"learning_rate":0.001}
     {"attempt":1,"step":20,"step_ns":[…],"collective_wait_ns":[…],"samples_per_s":…,
-     "rss_bytes":…,"device_bytes":…,"utilisation":…}
+     "rss_bytes":…,"device_bytes":…,"utilisation":…,"batch_s":…}
     {"attempt":1,"step":100,"validation":{"mse":…}}
     {"attempt":1,"step":50,"profile":{"per_step":…,"median_us":…,"busy":…}}
     {"attempt":1,"step":20,"failed_writes":2,"lost_records":0,"error":"…"}
@@ -55,6 +55,7 @@ class MachineFigures:
         rss_bytes: memory of the process, now.
         device_bytes: memory of the device, the most since the last time.
         utilisation: of the device, from 0 to 1.
+        batch_s: what its loader took to make a batch, waited for or not.
     """
 
     step_ns: Sequence[int] | None = None
@@ -63,6 +64,7 @@ class MachineFigures:
     rss_bytes: int | None = None
     device_bytes: int | None = None
     utilisation: float | None = None
+    batch_s: float | None = None
 
 
 def _warn(text: str) -> None:

@@ -47,6 +47,7 @@ class Probe:
         *,
         step_ns: Sequence[int] | None = None,
         collective_wait_ns: Sequence[int] | None = None,
+        batch_s: float | None = None,
     ) -> MachineFigures:
         """The figures of the steps since the last call.
 
@@ -54,6 +55,7 @@ class Probe:
             num_samples: windows that this rank trained on since then.
             step_ns: how long each step took.
             collective_wait_ns: the part of each that went by in collectives.
+            batch_s: what the loader took to make a batch.
         """
         wall_ns, busy_ns = self._clock.monotonic_ns(), time.process_time_ns()
         passed_ns, used_ns = wall_ns - self._wall_ns, busy_ns - self._busy_ns
@@ -69,6 +71,7 @@ class Probe:
             rss_bytes=self._process.memory_info().rss,
             device_bytes=device_bytes,
             utilisation=utilisation,
+            batch_s=batch_s,
         )
 
     def _share(self, used_ns: int, passed_ns: int) -> float | None:

@@ -22,6 +22,7 @@ Where from, with N for the rank:
                            `step_times`: quantiles of `own`, with the time in communication over
                            the number of steps as `wait_s`: not aligned. A run of several ranks
                            that books no communication has `wait_s` None, not 0
+`batch_s`                  the median `batch_s` in `metrics/rank-N.jsonl`
 `kernels`                  the last `profile` in `metrics/rank-N.jsonl`
 """
 
@@ -121,6 +122,7 @@ class RankEvidence:
         shares: bucket to share of the rank's wall time: useful, starved, checkpoint, lost,
             startup, evaluation, other. None if there is no ledger.
         windows: consecutive windows, at the same steps for each rank.
+        batch_s: what its loader takes to make a batch, waited for or not; None if unknown.
         kernels: None if it was not profiled.
     """
 
@@ -131,6 +133,7 @@ class RankEvidence:
     process_state: str | None = None
     shares: Mapping[str, float] | None = None
     windows: tuple[StepTimes, ...] = ()
+    batch_s: float | None = None
     kernels: Kernels | None = None
 
 

@@ -25,22 +25,50 @@ def shape(evidence: Evidence, limits: Limits) -> list[Verdict]:
 
 def _starvation(evidence: Evidence, limits: Limits) -> list[Verdict]:
     share = typical_share(evidence, "starved")
-    if share is None or share < limits.starved:
+    if share is not None and share >= limits.starved:
+        line = f"{share:.0%} of the wall time goes by waiting for data, on at least half of the"
+        lines = (f"{line} ranks", *_listed(evidence, "starved"))
+    elif loaders_are_behind(evidence, limits):
+        share = _starved_by_turns(evidence)
+        made_ms = [1e3 * r.batch_s for r in evidence.ranks if r.batch_s is not None]
+        lines = (
+            f"{share:.0%} of the wall time some rank waits for data, and the others for that rank",
+            f"their loaders take {min(made_ms):.3g} to {max(made_ms):.3g} ms for a batch, about "
+            f"as long as a step: they read on while they wait, and none would keep up by itself",
+            *_listed(evidence, "starved"),
+        )
+    else:
         return []
     return [
         Verdict(
             "starvation",
             (),
-            (
-                f"{share:.0%} of the wall time goes by waiting for data, on at least half of the "
-                "ranks",
-                *_listed(evidence, "starved"),
-            ),
+            lines,
             "the same wait on one batch that is fed again and again: then it isn't the loader",
             "Feed faster: `tapeline bench` says whether reading, gathering or prefetching is slow",
             share,
         )
     ]
+
+
+def loaders_are_behind(evidence: Evidence, limits: Limits) -> bool:
+    """Whether the loaders of several ranks in step are all too slow, and not only the last one's.
+
+    Only the last one's wait is seen, since the others read on while they wait for that rank. Each
+    then makes a batch in about the time of a step.
+    """
+    made_s = [r.batch_s for r in evidence.ranks if r.batch_s is not None]
+    windows = [w for r in evidence.ranks for w in r.windows if len(w.own_s)]
+    steps_s = [float(np.mean(w.own_s)) + (w.wait_s or 0) for w in windows]
+    if len(made_s) < max(2, evidence.num_ranks) or not steps_s:
+        return False
+    keeps_up_s = (1 - limits.starved) * _middle(steps_s)
+    return min(made_s) >= keeps_up_s and _starved_by_turns(evidence) >= limits.starved
+
+
+def _starved_by_turns(evidence: Evidence) -> float:
+    """The share of time in which any rank waits for data, at most: they may do so at once."""
+    return min(1.0, sum(r.shares.get("starved", 0.0) for r in evidence.ranks if r.shares))
 
 
 def _checkpoints(evidence: Evidence, limits: Limits) -> list[Verdict]:
@@ -191,7 +219,9 @@ def distribution(evidence: Evidence, limits: Limits) -> list[Verdict]:
     imbalances = [w.imbalance() for w in windows]
     rest = imbalance = share(imbalances)
     rank, number = Counter(w.slowest for w in windows).most_common(1)[0]
-    if len(windows) >= limits.num_windows and number >= limits.persistent * len(windows):
+    if loaders_are_behind(evidence, limits):
+        rest = 0.0  # who waits for data is late, which is told of all of them
+    elif len(windows) >= limits.num_windows and number >= limits.persistent * len(windows):
         gain = share([w.cost_of(rank) for w in windows])
         if gain >= limits.imbalance:
             found.append(_persistent(ranks, rank, windows, gain))

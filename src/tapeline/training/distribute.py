@@ -7,19 +7,25 @@ takes half as long as importing torch, and most runs don't need them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tapeline.errors import TrainingError
+from tapeline.training.step import TrainStep
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
 Strategy = Literal["ddp", "fsdp2"]
+Waiting = Callable[[], AbstractContextManager[None]]
 
 
 @runtime_checkable
@@ -55,6 +61,82 @@ def distribute(model: nn.Module, strategy: Strategy, *, tensor_parallel: int = 1
     # it they are cut anew after that step, so a resumed run would sum its first one in another
     # order: other bits from three ranks on.
     return DistributedDataParallel(model, find_unused_parameters=True)
+
+
+def time_waits(step: TrainStep, waiting: Waiting) -> bool:
+    """Wait for other ranks in a context, such as a span of a ledger; the bits stay the same.
+
+    Args:
+        step: with lanes, or a distributed model.
+        waiting: gives the context anew for each wait.
+
+    Returns:
+        Whether waiting can be told from computing: not on a device, which waits beside the host,
+        and not under tensor parallelism, which waits in every layer.
+    """
+    model = step.model
+    if step.device.type != "cpu":
+        return False
+    if step.lanes:
+        step.lanes.exchange.waiting = waiting
+        return True
+    if isinstance(model, DistributedDataParallel):
+        reduction = _Reduction(waiting)
+        model.register_comm_hook(None, lambda _, bucket: reduction(bucket))
+        return True
+    meshes = [getattr(p, "device_mesh", None) for p in model.parameters()]
+    if any(mesh is None or mesh.mesh_dim_names != ("data",) for mesh in meshes):
+        return False
+    _told_collectives(model, waiting)
+    return True
+
+
+def _told_collectives(model: nn.Module, waiting: Waiting) -> None:
+    """Have the collectives of FSDP2 waited for in a context; on a CPU it waits for each anyway."""
+    from torch.distributed.fsdp import FSDPModule
+
+    class Told:
+        """A collective as FSDP2 calls it by itself."""
+
+        def __init__(self, collective: Callable[..., object]) -> None:
+            self._collective = collective
+
+        def allocate(
+            self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+        ) -> Tensor:
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: Any) -> object:
+            with waiting():
+                return self._collective(output_tensor, input_tensor, **options)
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(Told(dist.all_gather_into_tensor))  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(Told(dist.reduce_scatter_tensor))  # type: ignore[arg-type]
+
+
+class _Reduction:
+    """What DDP does with its buckets by itself, with the wait for the last of them told.
+
+    Once the last is full, no gradient is left to compute.
+    """
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self._open: list[dist.Work] = []
+
+    def __call__(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        mean = bucket.buffer().mul_(1 / dist.get_world_size())
+        work = dist.all_reduce(mean, async_op=True)
+        self._open.append(work)
+        if bucket.is_last():
+            with self._waiting():
+                for one in self._open:
+                    one.wait()
+            self._open = []
+        reduced: torch.futures.Future[Tensor] = work.get_future().then(lambda it: it.value()[0])
+        return reduced
 
 
 def _cut_tensors(model: nn.Module, strategy: Strategy, ways: int) -> nn.Module:

@@ -16,7 +16,7 @@ from tapeline.training.precision import check_trainable
 from tapeline.training.step import TrainStep
 from tapeline.windows import BatchSource, Form, Loader, Normaliser, Shuffled, WindowSampler
 
-Hook = Callable[[int, Tensor], None]
+Hook = Callable[[int, Tensor], object]
 Phase = Literal["data", "transfer", "compute", "other"]
 
 
@@ -27,8 +27,8 @@ def loop(
     last: int,
     hooks: Iterable[Hook] = (),
     switch: Callable[[Phase], None] | None = None,
-) -> list[float]:
-    """Train from step `first` to before step `last`.
+) -> None:
+    """Train from step `first` to before step `last`. Losses are the hooks': none is kept here.
 
     Args:
         step: does one step.
@@ -39,16 +39,12 @@ def loop(
         switch: called as each phase of a step begins, with its name; one ends where the next
             begins, the last with the loop.
 
-    Returns:
-        The loss of each step.
-
     Raises:
         TrainingError: the batches end before the steps do, or torch's determinism switch is on
             and refuses an operation.
     """
     hooks = tuple(hooks)
     enter = switch or _unobserved
-    losses: list[Tensor] = []
     source = iter(batches)
     try:
         with refusals_told(step.model):
@@ -56,27 +52,27 @@ def loop(
                 enter("data")
                 batch = next(source, None)
                 if batch is None:
-                    break
+                    raise _too_few(number - first, last - first)
                 enter("transfer")
                 x, y = (_tensor(part, step.device) for part in batch)
                 enter("compute")
                 loss = step(number, x, y)
                 enter("other")
-                losses.append(loss)
                 for hook in hooks:
                     hook(number + 1, loss)
     finally:
         # A loader's iterator was made here: end its thread now, not at collection.
         if isinstance(source, Generator) and source is not batches:
             source.close()
-    if len(losses) < last - first:
-        raise TrainingError(
-            "batches",
-            expected=f"{last - first}, one for each step",
-            found=str(len(losses)),
-            fix="Give an iterable that goes on, such as a Loader",
-        )
-    return torch.stack(losses).tolist() if losses else []
+
+
+def _too_few(found: int, expected: int) -> TrainingError:
+    return TrainingError(
+        "batches",
+        expected=f"{expected}, one for each step",
+        found=str(found),
+        fix="Give an iterable that goes on, such as a Loader",
+    )
 
 
 def _unobserved(_: Phase) -> None:
@@ -143,7 +139,7 @@ def train(
     )
     loader.skip_to(sampler.position)
 
-    def advance(_: int, __: Tensor) -> None:
-        sampler.advance()
-
-    return loop(step, loader, start_step, start_step + steps, [advance])
+    losses: list[Tensor] = []
+    hooks: list[Hook] = [lambda _, loss: losses.append(loss), lambda _, __: sampler.advance()]
+    loop(step, loader, start_step, start_step + steps, hooks)
+    return torch.stack(losses).tolist() if losses else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -56,6 +57,9 @@ class Loader(IterableDataset[Batch]):
         feed: how it gets to the model.
         world: of which ranks this is one; each gets its equal slice of every global batch.
 
+    Attributes:
+        num_made, making_ns: batches made so far, also ahead, and the time that took by itself.
+
     Raises:
         WindowError: an argument outside its range, windows that the store doesn't hold, or ranks
             that don't divide the batch; while iterating: the loader was moved by someone else.
@@ -96,6 +100,7 @@ class Loader(IterableDataset[Batch]):
             )
         self._device = _checked_device(feed.device)
         self._position = 0
+        self.num_made = self.making_ns = 0
         self._torch: TorchGather | None = None
         self._kernel: threading.Thread | None = None
         self._kernel_loaded = False
@@ -158,7 +163,10 @@ class Loader(IterableDataset[Batch]):
         drawn = self._drawn()
 
         def fill(number: int, slot: Slot) -> None:
+            began_ns = time.perf_counter_ns()
             self._fill(position + number * self.plan.batch, slot, drawn)
+            self.making_ns += time.perf_counter_ns() - began_ns
+            self.num_made += 1
 
         size = self.plan.batch // self.world.size
         slots = ring(self.source, size, self._device, HELD + self.feed.depth)
