@@ -342,7 +342,7 @@ def test_a_url_nothing_can_open_is_refused():
         DurableTier("nonsense://x")
     assert str(error.value) == (
         "nonsense://x: expected a URL that fsspec can open, such as s3://bucket/prefix, found "
-        "Protocol not known: nonsense. Correct it, or install `pip install 'tapeline[remote]'`."
+        'Protocol not known: nonsense. Correct it, or `pip install "tapeline[remote]"`.'
     )
 
 

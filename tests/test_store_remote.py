@@ -355,7 +355,7 @@ def test_a_server_that_is_gone_is_told_and_what_was_fetched_is_kept(
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch) -> None:
     write_shards([np.ones((2, 2))], tmp_path, "zarr")
-    fix = "Install them with `pip install 'tapeline[remote]'`."
+    fix = 'Install them with `pip install "tapeline[remote]"`.'
     monkeypatch.setitem(sys.modules, "zarr", None)
     for call in (
         lambda: Shards(tmp_path),

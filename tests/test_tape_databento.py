@@ -374,7 +374,7 @@ def test_damaged_dbn_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "databento_dbn", None)
     assert refusal(path) == (
         "DIR/x.dbn: expected the packages of the extra `markets`, found no databento_dbn. Install "
-        "them with `pip install tapeline[markets]`."
+        'them with `pip install "tapeline[markets]"`.'
     )
 
 

@@ -188,7 +188,7 @@ def test_without_the_packages_the_extra_is_named(monkeypatch):
         Calendar("XNYS")
     assert str(error.value) == (
         "calendar XNYS: expected the packages of the extra `markets`, found no "
-        "pandas_market_calendars. Install them with `pip install tapeline[markets]`."
+        'pandas_market_calendars. Install them with `pip install "tapeline[markets]"`.'
     )
 
 

@@ -132,7 +132,7 @@ class Objects(Place):
                 url,
                 expected="a URL that fsspec can open, such as s3://bucket/prefix",
                 found=error.found,
-                fix="Correct it, or install `pip install 'tapeline[remote]'`",
+                fix='Correct it, or `pip install "tapeline[remote]"`',
             ) from None
         super().__init__(self._remote)
 

@@ -40,7 +40,9 @@ def create(folder: Path) -> list[Path]:
         )
     made = []
     with atomic_folder(folder) as aside:
-        for file in sorted((resources.files(__package__) / "template").iterdir(), key=str):
+        template = resources.files(__package__) / "template"
+        # An installer compiles what it puts in place, the template's code too: a folder beside it.
+        for file in sorted((f for f in template.iterdir() if f.is_file()), key=str):
             path = Path(_HIDDEN.get(file.name, file.name))
             text = Template(file.read_text(encoding="utf-8")).substitute(name=name)
             (aside / path).write_text(text, encoding="utf-8")

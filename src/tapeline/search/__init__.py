@@ -6,3 +6,15 @@ workers and the runs that they start, and what it all came to. Does not cover tr
 `tapeline train` and `resume` in processes of their own, nor what a search may be expected to find
 (`plan.search`).
 """
+
+from importlib.util import find_spec
+
+from tapeline.errors import RunError
+
+if find_spec("optuna") is None:
+    raise RunError(
+        "tapeline search",
+        expected="the packages of the extra `search`",
+        found="no optuna",
+        fix='Install them with `pip install "tapeline[search]"`',
+    )

@@ -349,7 +349,7 @@ def _missing_extra(said: str) -> StoreError:
         "zarr shards and stores behind a URL",
         expected="the packages of the `remote` extra",
         found=said,
-        fix="Install them with `pip install 'tapeline[remote]'`",
+        fix='Install them with `pip install "tapeline[remote]"`',
     )
 
 

@@ -319,7 +319,7 @@ def _find_calendar(name: str) -> Any:
             f"calendar {name}",
             expected="the packages of the extra `markets`",
             found=f"no {error.name}",
-            fix="Install them with `pip install tapeline[markets]`",
+            fix='Install them with `pip install "tapeline[markets]"`',
         ) from None
     try:
         return calendars.get_calendar(name)

@@ -146,7 +146,7 @@ def _ingest(store: Path, tape: Path | None, say: Callable[[str], None]) -> dict[
     path = tape or demo_tape()
     report = None
     if path is None:
-        say("    the data package isn't installed (`pip install tapeline[demo]`):")
+        say("""    the data package isn't installed (`pip install "tapeline[demo]"`):""")
         say("    this is the synthetic market instead")
         sessions = synthetic_sessions(3)
     else:

@@ -134,7 +134,7 @@ def _metadata(path: Path) -> Any:
             path,
             expected="the packages of the extra `markets`",
             found=f"no {error.name}",
-            fix="Install them with `pip install tapeline[markets]`",
+            fix='Install them with `pip install "tapeline[markets]"`',
         ) from None
     with open_stream(path) as (_, stream):
         head = _metadata_bytes(stream)
