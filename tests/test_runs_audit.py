@@ -15,7 +15,7 @@ from tapeline.runs.audit import audit_run, data_fault, judge
 from tapeline.runs.diff import RunFacts
 from tapeline.runs.spread import spread_of
 from tapeline.runs.unkeyed import Draw, unkeyed_draws
-from tapeline.store import Shards, write_shards
+from tapeline.store import Shards, append_shards, write_shards
 from tapeline.tape import synthetic_sessions
 
 HERE = {"environment": ENVIRONMENT, "machine": MACHINE, "code": CODE}
@@ -251,7 +251,9 @@ def stored(tmp_path):
     """A store and the record of a run on it."""
     write_shards(synthetic_sessions(2, rows=100), tmp_path / "store", "mmap")
     record = new_record(f"data.store='{tmp_path / 'store'}'")
-    record["data"]["fingerprint"] = Shards(tmp_path / "store").fingerprint
+    shards = Shards(tmp_path / "store")
+    names = [str(key) for key in shards.keys]
+    record["data"] |= {"fingerprint": shards.fingerprint, "session_names": names}
     return tmp_path / "store", record
 
 
@@ -269,6 +271,24 @@ def test_the_data_is_read_and_compared(stored):
     assert data_fault(record, verify=True).what == "other data"
     shutil.rmtree(store)
     assert data_fault(record, verify=True).what == "data out of reach"
+
+
+def test_sessions_that_came_later_are_no_other_data(stored):
+    store, record = stored
+    assert append_shards(synthetic_sessions(5, rows=100), store, "mmap") == 3
+    found = data_fault(record, verify=True)
+    assert (found.what, found.leaves) == ("later sessions", "bit-exact")
+    assert found.evidence == f"{store} holds the run's 2 sessions and 3 that came later"
+    assert found.change == "Re-run on a store of the run's sessions alone"
+    assert audited(record, data=found).verdict == "bit-exact"
+    shutil.rmtree(store)
+    write_shards(synthetic_sessions(5, rows=100)[1:], store, "mmap")
+    found = data_fault(record, verify=True)
+    assert (found.what, found.leaves) == ("other data", "nothing")
+    assert f"{store} has fingerprint " in found.evidence
+    assert (
+        f" over the run's sessions, the run had {record['data']['fingerprint']}" in found.evidence
+    )
 
 
 def test_a_run_is_audited_from_its_folder(stored, tmp_path):

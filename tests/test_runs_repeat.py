@@ -267,6 +267,15 @@ def test_other_data_and_other_settings_are_refused(trained, tmp_path):
         rerun(trained / "run", tmp_path / "again", say=nothing)
 
 
+def test_a_store_that_has_grown_is_not_trained_on_again(trained, tmp_path):
+    write_shards(synthetic_sessions(3, rows=200), tmp_path / "grown", "mmap")
+    told = r"expected the data of the run, found .* sessions and 1 that came later\. Re-run on"
+    with pytest.raises(RunError, match=told):
+        moved = [f"data.store={tmp_path / 'grown'}"]
+        rerun(trained / "run", tmp_path / "again", overrides=moved, say=nothing)
+    assert not (tmp_path / "again").exists()
+
+
 def test_a_difference_is_told_with_its_step_and_parts(trained, tmp_path):
     config = RunConfig.from_mapping(
         RunFolder(trained / "run", FakeClock()).record()["config"],

@@ -57,17 +57,29 @@ def test_any_sequence_of_appends_is_one_write(tmp_path_factory, fmt: str, data) 
     rows = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
     written = [session(chr(65 + i), n) for i, n in enumerate(rows)]
     cuts = sorted(data.draw(st.sets(st.integers(1, len(rows)))) | {len(rows)})
-    first = 0
+    first, prints = 0, {}
     for cut in cuts:
         again = data.draw(st.integers(0, first))  # some that are there already come along
         assert append_shards(written[again:cut], root / "appended", fmt) == cut - first
         first = cut
+        grown = Shards(root / "appended", fmt)
+        prints[frozenset(map(str, grown.keys))] = grown.fingerprint
     write_shards(written, root / "written", fmt)
     one, other = Shards(root / "appended", fmt), Shards(root / "written", fmt)
     assert one.fingerprint == other.fingerprint
+    assert {keys: one.index.fingerprint_of(keys) for keys in prints} == prints
     assert one.mm.tobytes() == other.mm.tobytes()
     assert one.verify() == []
     assert files_of(one.folder) == files_of(other.folder)
+
+
+def test_the_fingerprint_of_some_sessions_is_that_of_a_store_of_them_alone(tmp_path: Path) -> None:
+    sessions = [session("A", 3), session("B"), session("C", 5)]
+    write_shards(sessions, tmp_path / "all", "mmap")
+    write_shards([sessions[0], sessions[2]], tmp_path / "some", "npy")
+    some, index = Shards(tmp_path / "some"), Shards(tmp_path / "all").index
+    assert index.fingerprint_of([str(key) for key in some.keys]) == some.fingerprint
+    assert index.fingerprint() != some.fingerprint
 
 
 @each_format

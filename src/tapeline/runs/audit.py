@@ -131,13 +131,15 @@ def judge(
 
 
 def data_fault(record: Mapping[str, Any], *, verify: bool) -> Obstacle | None:
-    """What is wrong with the data of a run, if anything."""
-    store, expected = record["config"]["data"]["store"], record.get("data", {}).get("fingerprint")
+    """What is wrong with the data of a run, if anything; sessions that came later are told."""
+    store, data = record["config"]["data"]["store"], record["data"]
+    keys = frozenset(data["session_names"])
     fix = "Restore the data with this fingerprint, and give its place if it was moved"
     try:
         shards = Shards(store)
-        if shards.fingerprint != expected:
-            said = f"{store} has fingerprint {shards.fingerprint}, the run had {expected}"
+        if (found := shards.index.fingerprint_of(keys)) != data["fingerprint"]:
+            said = f"{store} has fingerprint {found} over the run's sessions"
+            said += f", the run had {data['fingerprint']}"
             return Obstacle("other data", "nothing", said, fix)
         changed = shards.verify() if verify else []
     except StoreError as error:
@@ -145,6 +147,10 @@ def data_fault(record: Mapping[str, Any], *, verify: bool) -> Obstacle | None:
         return Obstacle("data out of reach", "nothing", f"{error}{hidden}", fix)
     if changed:
         return Obstacle("changed data", "nothing", str(changed[0]), fix)
+    if later := len(shards) - len(keys):
+        said = f"{store} holds the run's {len(keys)} sessions and {later} that came later"
+        change = "Re-run on a store of the run's sessions alone"
+        return Obstacle("later sessions", "bit-exact", said, change)
     return None
 
 

@@ -6,7 +6,8 @@ The index is written last and hashed over itself; a folder without one is not a 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import accumulate
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -106,7 +107,18 @@ class StoreIndex(_Frozen):
 
     def fingerprint(self) -> str:
         """What the data is, whatever format it lies in: xxh3-128 over columns and sessions."""
-        content = self.model_dump(mode="json", include={"columns", "sessions"})
+        return self._fingerprint(self.sessions)
+
+    def fingerprint_of(self, keys: Collection[str]) -> str:
+        """The fingerprint of a store that holds only those of its sessions that have these keys."""
+        kept = [entry for entry in self.sessions if str(entry.key) in keys]
+        offsets = accumulate((entry.rows for entry in kept), initial=0)
+        moved = zip(kept, offsets, strict=False)
+        return self._fingerprint([e.model_copy(update={"offset": at}) for e, at in moved])
+
+    def _fingerprint(self, sessions: list[SessionEntry]) -> str:
+        told = self.model_copy(update={"sessions": sessions})
+        content = told.model_dump(mode="json", include={"columns", "sessions"})
         return xxhash.xxh3_128_hexdigest(canonical_json(content).encode())
 
     def digest(self) -> str:
