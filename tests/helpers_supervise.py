@@ -87,6 +87,9 @@ for step in range(begin, steps):
             if what == "lose slot":
                 (run.parent / "lost").touch()
                 what = "SIGKILL"
+            if what == "mortal":
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                continue
             if what == "slow":
                 time.sleep(0.1)
                 continue
@@ -107,6 +110,7 @@ if rank == 0:
     with Journal(run / "attempts.jsonl") as journal:
         journal.append({"attempt": attempt, "ended": utc(time.time_ns()), "how": "finished"})
     print(json.dumps({"state": state, "ranks": size}))
+    print("all steps done", file=sys.stderr)
 '''
 
 
@@ -156,7 +160,7 @@ def main(folder, ranks, steps, *node):
     node = Node(*map(int, node)) if node else None
     outcome = supervisor(Path(folder), ranks, int(steps), node=node).supervise()
     print(outcome.output, end="")
-    print(*outcome.first, sep="\n", file=sys.stderr)
+    print(*outcome.said, sep="\n", file=sys.stderr)
     sys.exit(outcome.exit_code)
 
 

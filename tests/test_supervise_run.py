@@ -14,7 +14,10 @@ import psutil
 import pytest
 from helpers_supervise import ended, plan, state_after, supervisor
 
+from tapeline.clock import utc
+from tapeline.files import read_journal
 from tapeline.ledger import read_attempts, read_heartbeat
+from tapeline.supervise.history import History
 from tapeline.supervise.launch import Torchrun
 from tapeline.supervise.policy import Policy
 from tapeline.supervise.processes import marked
@@ -26,6 +29,7 @@ def test_a_killed_rank_is_replaced_and_nothing_is_lost(tmp_path):
     outcome = supervisor(tmp_path, "2").supervise()
     assert (outcome.exit_code, outcome.reason) == (0, "finished")
     assert json.loads(outcome.output) == {"state": state_after(60), "ranks": 2}
+    assert outcome.said == ("all steps done",)
     lives = ended(tmp_path)
     assert [(life["how"], life["first"]) for life in lives] == [
         ("killed", [1]),
@@ -48,6 +52,41 @@ def test_torchrun_starts_the_ranks_and_none_outlives_it(tmp_path):
     assert json.loads(outcome.output)["state"] == state_after(60)
     assert [life["how"] for life in ended(tmp_path)] == ["killed", "finished"]
     assert not marked(run)
+
+
+def test_who_raised_was_not_killed_though_torchrun_kills_the_others(tmp_path):
+    plan(tmp_path, (1, 0, 0, "mortal"), (1, 1, 25, "raise"))
+    supervisor(tmp_path, "2", engine=Torchrun(tmp_path / "run")).supervise()
+    assert [(life["how"], life["first"]) for life in ended(tmp_path)] == [
+        ("failed", [1]),
+        ("finished", []),
+    ]
+    assert [a.how for a in read_attempts(tmp_path / "run")] == ["failed", "finished"]
+
+
+def test_the_record_says_who_failed_first_and_not_what_rank_0_saw_of_it(tmp_path):
+    for said, elsewhere, expected in (
+        ("failed", True, ("killed", "rank 1 was ended by SIGKILL", "then")),
+        ("failed", False, ("failed", "reset by peer", "then")),
+        ("preempted", True, ("preempted", "reset by peer", "then")),
+        (None, True, ("killed", "rank 1 was ended by SIGKILL", utc(9))),
+    ):
+        lines = [{"attempt": 1, "from_step": 0}]
+        if said:
+            lines.append({"attempt": 1, "how": said, "evidence": "reset by peer", "ended": "then"})
+        path = tmp_path / "attempts.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        History(tmp_path).note_end(
+            how="killed",
+            step=3,
+            evidence="rank 1 was ended by SIGKILL",
+            wall_ns=9,
+            elsewhere=elsewhere,
+        )
+        life = {}
+        for line in read_journal(path):
+            life |= line
+        assert (life["how"], life["evidence"], life["ended"]) == expected
 
 
 def test_a_stopped_rank_is_found_by_its_silence_and_its_stacks_are_kept(tmp_path):
@@ -74,12 +113,13 @@ def test_a_crash_loop_ends_with_the_first_ranks_words(tmp_path):
     outcome = supervisor(tmp_path, "3", said=said).supervise()
     assert (outcome.exit_code, outcome.attempts) == (70, 3)
     assert outcome.reason == "3 attempts in a row saved no new step"
-    assert outcome.first[0].startswith(
+    assert outcome.said[0].startswith(
         "rank 2 raised ValueError: the loss of step 5 is no number, after step 5, in compute"
     )
-    assert outcome.first[-1] == "ValueError: the loss of step 5 is no number"
-    assert sum(line.startswith("Traceback") for line in outcome.first) == 1
+    assert outcome.said[-1] == "ValueError: the loss of step 5 is no number"
+    assert sum(line.startswith("Traceback") for line in outcome.said) == 1
     assert said[-1].endswith("given up, 3 attempts in a row saved no new step")
+    assert {life["how"] for life in ended(tmp_path)} == {"failed"}
     # The budget is of the run, not of a supervisor.
     again = supervisor(
         tmp_path, "3", policy=Policy(max_restarts=3, max_idle=9, base_s=0)

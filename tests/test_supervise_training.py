@@ -80,6 +80,35 @@ def test_a_wrong_configuration_ends_with_its_sentence(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_on_a_full_disk_the_supervisor_says_so(tmp_path):
+    prepare(tmp_path, rank=0, number=0)
+    command = f"{sys.executable} -m tapeline supervise {tmp_path}/run.toml --out {tmp_path}/run"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 0; {command}"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"tapeline: {tmp_path}/run: expected room and permission for a supervisor's notes, found "
+        "File too large. Make room, and start the same command again: it goes on from the newest "
+        "checkpoint.\n"
+    )
+
+
+def test_told_to_stop_while_no_place_is_fit_it_says_once_what_it_waits_for(tmp_path):
+    prepare(tmp_path, rank=0, number=0)
+    argv = ("supervise", tmp_path / "run.toml", "--out", tmp_path / "run", "--health", "false")
+    command = [sys.executable, "-m", "tapeline", *map(str, argv)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stderr.readline() == (
+            "tapeline: 0 of 1 places are fit by --health: waits until there are enough\n"
+        )
+        time.sleep(1.5)  # in which it looks again
+        supervisor.terminate()
+        said = supervisor.stderr.read()
+    assert said == "tapeline: ended after 0 attempts: told to stop\n"
+    assert supervisor.returncode == 75
+
+
 def test_a_run_that_met_its_criteria_to_stop_is_not_started_again(tmp_path):
     prepare(tmp_path, rank=0, number=0)
     file, run = tmp_path / "run.toml", tmp_path / "run"
@@ -92,7 +121,7 @@ def test_a_run_that_met_its_criteria_to_stop_is_not_started_again(tmp_path):
     )
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1].startswith(
-        "tapeline: ended after 1 attempts: stopped by its own criteria: target missed: at step 20 "
+        "tapeline: ended after 1 attempt: stopped by its own criteria: target missed: at step 20 "
     )
     (life,) = [
         json.loads(line) for line in (run / "supervise/history.jsonl").read_text().splitlines()

@@ -201,9 +201,10 @@ def end(outcome: Outcome) -> None:
     """Print what the run printed, or why it ended, and leave with its exit code."""
     typer.echo(outcome.output, nl=False)
     if outcome.exit_code:
-        say(f"tapeline: ended after {outcome.attempts} attempts: {outcome.reason}")
-        for line in outcome.first:
-            say(line)
+        attempts = "1 attempt" if outcome.attempts == 1 else f"{outcome.attempts} attempts"
+        say(f"tapeline: ended after {attempts}: {outcome.reason}")
+    for line in outcome.said:
+        say(line)
     raise typer.Exit(outcome.exit_code)
 
 

@@ -27,7 +27,8 @@ class Alerts:
     """Where alerts go.
 
     Args:
-        say: told of every alert, sent or held back, and of failures to deliver.
+        say: told of every alert that is sent, or held back with other words than the one before
+            of its kind; and of failures to deliver.
         clock: for the cool-down and the time in an alert.
         command: a shell command, with the alert as JSON in TAPELINE_ALERT.
         webhook: a URL that gets it by POST.
@@ -41,12 +42,16 @@ class Alerts:
     cooldown_s: float = 300.0
     _sent_ns: dict[str, int] = field(default_factory=dict)
     _held: dict[str, int] = field(default_factory=dict)
+    _said: dict[str, str] = field(default_factory=dict)
 
     def send(self, kind: str, text: str) -> bool:
         """Send an alert; whether it went out, which within the cool-down it doesn't."""
-        self.say(text)
         now_ns, before_ns = self.clock.monotonic_ns(), self._sent_ns.get(kind)
-        if before_ns is not None and now_ns - before_ns < self.cooldown_s * _NS_PER_S:
+        cools = before_ns is not None and now_ns - before_ns < self.cooldown_s * _NS_PER_S
+        if not cools or text != self._said[kind]:
+            self.say(text)
+            self._said[kind] = text
+        if cools:
             self._held[kind] = self._held.get(kind, 0) + 1
             return False
         self._sent_ns[kind] = now_ns

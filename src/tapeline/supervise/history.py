@@ -83,14 +83,25 @@ class History:
         """Whether there is a run to go on with."""
         return (self.run / "run.json").exists()
 
-    def note_end(self, *, how: str, step: int | None, evidence: str, wall_ns: int) -> None:
-        """Add to the run's record that its last attempt has ended, unless it said so itself."""
+    def note_end(
+        self, *, how: str, step: int | None, evidence: str, wall_ns: int, elsewhere: bool
+    ) -> None:
+        """Add to the run's record how its last attempt ended, unless that was said in it.
+
+        Args:
+            how, step, evidence, wall_ns: of the end.
+            elsewhere: another rank than 0 failed first. Only rank 0 writes into the record, and
+                what it knows of such an end is that a connection was lost.
+        """
         life = self._last_life()
-        if not life or "how" in life:
+        said = life.get("how")
+        if not life or (said and not (said == "failed" and elsewhere)):
             return
-        line = {"attempt": life["attempt"], "ended": utc(wall_ns), "how": how, "evidence": evidence}
+        line = {"attempt": life["attempt"], "how": how, "evidence": evidence}
+        if not said:
+            line["ended"] = utc(wall_ns)
         with Journal(self.run / "attempts.jsonl") as journal:
-            journal.append(line if step is None else {**line, "step": step})
+            journal.append(line if said or step is None else {**line, "step": step})
 
     def stopped(self) -> str | None:
         """Why the run's last life ended by the criteria of its configuration, if it did."""

@@ -80,13 +80,13 @@ class Outcome:
     Attributes:
         exit_code: for the scheduler.
         reason: in words.
-        first: what the first rank to fail said last; empty for a good end.
+        said: what the first rank to fail said last; rank 0, for a finished run.
         output: what rank 0 printed in the last attempt.
         attempts: how many there were, in all lives of supervisors.
     """
 
     exit_code: int
     reason: str
-    first: tuple[str, ...]
+    said: tuple[str, ...]
     output: str
     attempts: int

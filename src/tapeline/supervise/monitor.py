@@ -220,7 +220,7 @@ def _with_words(end: Exit, lines: list[str]) -> Exit:
     said = [line for line in lines if line.strip()]
     return Exit(
         code=end.code,
-        exception=said[-1].removeprefix("tapeline: ") if said else None,
+        exception=said[-1].removeprefix("tapeline: ").removesuffix(".") if said else None,
         time_ns=end.time_ns,
         by_supervisor=end.by_supervisor,
     )

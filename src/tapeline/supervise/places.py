@@ -65,7 +65,8 @@ class Places:
                 found=f"{self.ranks.least}:{self.ranks.most}",
                 fix="See training.lanes, training.batch and training.accumulate",
             )
-        self.alerts.send("unhealthy", f"{len(healthy)} of {self.ranks.most} places are fit")
+        fit = f"{len(healthy)} of {self.ranks.most} places are fit by --health"
+        self.alerts.send("unhealthy", f"{fit}: waits until there are enough")
         return []
 
     def more_than(self, number: int) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from tapeline.clock import Clock
+from tapeline.errors import RunError
 from tapeline.signals import Verdict, triage
 from tapeline.supervise.alerts import Alerts, write_gauges
 from tapeline.supervise.elastic import change_text, load
@@ -43,7 +44,7 @@ _GAUGES_S = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)  # setting a signal's handler takes the repr of its object
 class Supervisor:
     """Looks after one run.
 
@@ -92,23 +93,36 @@ class Supervisor:
         """Bring the run to its end.
 
         Raises:
-            RunError: another supervisor looks after it, or its ranks can't be ended.
+            RunError: another supervisor looks after it, its ranks can't be ended, or what happened
+                can't be written down.
         """
         node = self.job.node.index
         with self._history.locked(node), self._signals(), contextlib.closing(self.engine):
-            while True:
-                slots = self._slots()
-                begin = self._nodes.begin(len(slots)) if slots else None
-                if begin is None:
-                    return self._never_begun()
-                launch, verdict = self._attempt(slots, begin)
-                if not self._nodes.leads:
-                    continue
-                action = self._decide()
-                if not action.restart:
-                    return self._outcome(launch, verdict, action)
-                self.alerts.say(f"{action.reason}, in {action.delay_s:.1f} s")
-                self._sleep(action.delay_s)
+            try:
+                return self._attempts()
+            except OSError as error:
+                raise RunError(
+                    self.job.run,
+                    expected="room and permission for a supervisor's notes",
+                    found=error.strerror or str(error),
+                    fix="Make room, and start the same command again: it goes on from the newest "
+                    "checkpoint",
+                ) from error
+
+    def _attempts(self) -> Outcome:
+        while True:
+            slots = self._slots()
+            begin = self._nodes.begin(len(slots)) if slots else None
+            if begin is None:
+                return self._never_begun()
+            launch, verdict = self._attempt(slots, begin)
+            if not self._nodes.leads:
+                continue
+            action = self._decide()
+            if not action.restart:
+                return self._outcome(launch, verdict, action)
+            self.alerts.say(f"{action.reason}, in {action.delay_s:.1f} s")
+            self._sleep(action.delay_s)
 
     def _never_begun(self) -> Outcome:
         """Told to stop before an attempt, or as one of several machines that node 0 ended."""
@@ -117,7 +131,7 @@ class Supervisor:
 
     def _decide(self) -> Action:
         action = decide(self._history.ended, self.rules.policy, told=self._stop)
-        if action.alert:
+        if action.alert and action.restart:  # an end has an alert of its own
             number = len(self._history.ended)
             self.alerts.send("restarts", f"{self.job.run}: {number} attempts, {action.reason}")
         return action
@@ -126,10 +140,11 @@ class Supervisor:
         code, why = action.exit_code, self._history.stopped()
         reason = f"{action.reason}: {why}" if why else action.reason
         self._nodes.decide(launch.folder, code, reason)
-        first = _words(launch, verdict) if code == EXIT_DO_NOT_REQUEUE else ()
+        said = () if code else tuple(launch.errors_of(0))
         if code == EXIT_DO_NOT_REQUEUE:
+            said = _words(launch, verdict)
             self.alerts.send("ended", f"{self.job.run}: given up, {reason}")
-        return Outcome(code, reason, first, launch.output(), len(self._history.ended))
+        return Outcome(code, reason, said, launch.output(), len(self._history.ended))
 
     # One attempt
 
@@ -157,6 +172,7 @@ class Supervisor:
         if how in ("failed", "killed"):
             evidence = self._monitor.evidence(launch, self._places.host, over=True)
             verdict = triage(evidence, self._monitor.stuck_limits())[0]
+            how = _how_first(launch, verdict)
         if self._nodes.leads:
             ended = Ended(
                 how,
@@ -218,10 +234,11 @@ class Supervisor:
         evidence = "; ".join(verdict.evidence) if verdict else f"its ranks ended: {how}"
         steps = self._monitor.steps()
         self._history.note_end(
-            how="preempted" if how == "preempted" else "killed",
+            how=how if how in ("preempted", "failed") else "killed",
             step=min(steps.values(), default=None),
             evidence=evidence,
             wall_ns=ended.ended_ns,
+            elsewhere=verdict is not None and 0 not in verdict.ranks,
         )
         self._history.add(
             ended,
@@ -328,7 +345,14 @@ def _how(launch: Launch, *, hung: bool) -> How:
             return "finished"
         if all(end.orderly for end in exits):
             return "preempted"
-    return "killed" if any(end.signal and not end.by_supervisor for end in exits) else "failed"
+    return "failed"
+
+
+def _how_first(launch: Launch, verdict: Verdict) -> How:
+    """How the first to fail ended: the others' ends are of its making."""
+    exits = launch.exits()
+    first = [exits[rank] for rank in verdict.ranks if rank in exits]
+    return "killed" if any(end.signal and not end.by_supervisor for end in first) else "failed"
 
 
 def _words(launch: Launch, verdict: Verdict | None) -> tuple[str, ...]:
