@@ -18,7 +18,7 @@ check: $(SETUP)
 	$(BIN)/pytest -q tests/test_layers.py
 
 bench: $(SETUP)
-	$(BIN)/tapeline bench --rows 11700000
+	$(BIN)/python benchmarks/everything.py $(BENCH)
 
 # The data package is read as a file and never imported, so it comes without its dependencies.
 $(SETUP): pyproject.toml constraints.txt

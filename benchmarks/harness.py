@@ -95,7 +95,8 @@ def main(description: str | None, measure: Callable[[bool], list[Row]]) -> None:
     rows = measure(arguments.quick)
     machine = {**before.as_dict(), "load_1min_after": Machine.here().load_1min}
     if arguments.json:
-        print(json.dumps({"machine": machine, "rows": [row.as_dict() for row in rows]}))
+        told = {"machine": machine, "quick": arguments.quick}
+        print(json.dumps({**told, "rows": [row.as_dict() for row in rows]}))
         return
     print(f"{before}, afterwards {machine['load_1min_after']:g}")
     rows.sort(key=lambda row: (row.case, row.metric))  # stable: the subjects keep their order

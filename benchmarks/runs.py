@@ -7,40 +7,23 @@ The runs are copies of one record under names, seeds and figures of their own; n
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from harness import Row, Samples, main
 
 from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
 from tapeline.files import Journal
-from tapeline.machine import Machine
 from tapeline.runs import MetricsJournal, RunFolder, record
 from tapeline.runs.choosing import GOOD, chosen, like_it
 from tapeline.runs.index import indexed
 
 _ORIGINALS = 100
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    num_runs = 1_000 if arguments.quick else 10_000
-    with tempfile.TemporaryDirectory() as temporary:
-        _make(Path(temporary, "runs"), num_runs)
-        rows = _measure(Path(temporary, "runs"), Path(temporary, "index.sqlite"), num_runs)
-    machine = Machine.here()
-    if arguments.json:
-        print(json.dumps({"machine": machine.as_dict(), "rows": rows}, indent=2))
-        return
-    print(machine)
-    for row in rows:
-        print(f"{row['case']}  {row['subject']:12} {row['value']:.3f} s")
 
 
 def _make(root: Path, num_runs: int) -> None:
@@ -60,27 +43,33 @@ def _make(root: Path, num_runs: int) -> None:
         shutil.copytree(originals[number % _ORIGINALS], root / f"copy-{number}")
 
 
-def _measure(root: Path, place: Path, num_runs: int) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+def measure(quick: bool) -> list[Row]:
+    """All rows."""
+    samples = Samples()
+    num_runs = 1_000 if quick else 10_000
 
-    def timed(subject: str, begun: float) -> None:
-        value = time.perf_counter() - begun
-        case = f"{num_runs} runs"
-        rows.append({"case": case, "subject": subject, "metric": "s", "value": value, "unit": "s"})
+    def timed(subject: str, work: Callable[[], object]) -> None:
+        begun = time.perf_counter()
+        work()
+        samples.add(f"{num_runs:,} runs", subject, "s", time.perf_counter() - begun, "s")
 
-    begun = time.perf_counter()
-    indexed(root, place=place)
-    timed("first index", begun)
-    for _ in range(3):
-        begun = time.perf_counter()
-        chosen(indexed(root, place=place).summaries, ["how=finished"], "validation.mse")
-        timed("list", begun)
-        begun = time.perf_counter()
-        runs = indexed(root, place=place).summaries
-        like_it(runs[0], runs, GOOD)
-        timed("find", begun)
-    return rows
+    with tempfile.TemporaryDirectory() as temporary:
+        root, place = Path(temporary, "runs"), Path(temporary, "index.sqlite")
+        _make(root, num_runs)
+
+        def runs() -> list[dict[str, Any]]:
+            return indexed(root, place=place).summaries
+
+        def find() -> None:
+            found = runs()
+            like_it(found[0], found, GOOD)
+
+        timed("first index", runs)
+        for _ in range(3):
+            timed("list", lambda: chosen(runs(), ["how=finished"], "validation.mse"))
+            timed("find", find)
+    return samples.rows("s", ())
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, measure)
