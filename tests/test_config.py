@@ -479,27 +479,49 @@ DECIDING = [
 @pytest.mark.parametrize(
     ("overrides", "wanted"),
     [
-        ("training.lanes=3 training.batch=24", "expected lanes to be a power of two, not 3"),
-        ("training.lanes=512", "expected lanes to divide batch, not 512 to divide 256"),
-        ("training.lanes=2 training.accumulate=2", "expected accumulate 1 with lanes, each of"),
-        ("training.lanes=2 training.strategy=ddp", "expected lanes 1 with strategy ddp, which"),
-        ("training.tensor_parallel=2", "expected strategy fsdp2 with tensor_parallel, not lanes"),
+        (
+            "training.lanes=3 training.batch=24",
+            "lanes to be a power of two, found lanes = 3",
+        ),
+        ("training.lanes=512", "lanes to divide batch, found lanes = 512, batch = 256"),
+        (
+            "training.lanes=2 training.accumulate=2",
+            "accumulate 1 with lanes, each of which is a micro-batch already, "
+            "found accumulate = 2, lanes = 2",
+        ),
+        (
+            "training.lanes=2 training.strategy=ddp",
+            "lanes 1 with strategy ddp, which knows none, found lanes = 2, strategy = 'ddp'",
+        ),
+        (
+            "training.tensor_parallel=2",
+            "strategy fsdp2 with tensor_parallel, found strategy = 'lanes', tensor_parallel = 2",
+        ),
         (
             "training.tensor_parallel=2 training.strategy=fsdp2 training.precision=float16",
-            "expected bfloat16 or float32 with tensor_parallel, not float16",
+            "precision bfloat16 or float32 with tensor_parallel, "
+            "found precision = 'float16', tensor_parallel = 2",
         ),
-        ("training.lr_rescale=sqrt", "expected lr_rescale and base_batch to be given together"),
-        ("training.base_batch=8", "expected lr_rescale and base_batch to be given together"),
+        (
+            "training.lr_rescale=sqrt",
+            "lr_rescale and base_batch to be given together, found lr_rescale = 'sqrt'",
+        ),
+        (
+            "training.base_batch=8",
+            "lr_rescale and base_batch to be given together, "
+            "found lr_rescale = 'none', base_batch = 8",
+        ),
         (
             "training.base_batch=64 training.lr_rescale=linear",
-            "expected warmup_steps with a rescaled learning rate: it diverges early else",
+            "warmup_steps with a rescaled learning rate: it diverges early else, "
+            "found warmup_steps = 0",
         ),
     ],
 )
 def test_ways_to_share_a_batch_that_exclude_each_other_are_refused(load, overrides, wanted) -> None:
     with pytest.raises(ConfigError) as caught:
         load("", *overrides.split())
-    assert wanted in str(caught.value)
+    assert f", key `training`: expected {wanted}. Correct the section." in str(caught.value)
 
 
 def test_the_learning_rate_grows_with_the_batch_where_that_is_asked_for(load) -> None:

@@ -73,12 +73,12 @@ def test_a_nested_table_and_a_quoted_key_are_one_setting(tmp_path):
         (
             "[space]\ntraining.batch = { integer = [1, 20], log = [1, 2] }\n",
             "…/space.toml, key `space.training.batch`: expected one of choice, integer, log, "
-            "uniform, found {'integer': [1, 20], 'log': [1, 2]}. Correct the value.",
+            "uniform, found integer = [1, 20], log = [1, 2]. Correct the section.",
         ),
         (
             "[space]\ntraining.learning_rate = { log = [0, 1e-1] }\n",
             "…/space.toml, key `space.training.learning_rate`: expected a lower end above 0 for a "
-            "logarithm, found {'log': [0, 0.1]}. Correct the value.",
+            "logarithm, found log = [0, 0.1]. Correct the section.",
         ),
         (
             RATE + "[rungs]\nmin_steps = 10\neta = 100\n",
@@ -92,8 +92,9 @@ def test_what_is_wrong_with_a_space_is_said(tmp_path, text, told):
 
 
 def test_a_grid_wants_points(tmp_path):
-    assert refused(tmp_path, HEAD + 'sampler = "grid"\n' + RATE).startswith(
-        "…/space.toml: expected `points` for `training.learning_rate`"
+    assert refused(tmp_path, HEAD + 'sampler = "grid"\n' + RATE) == (
+        "…/space.toml: expected `points` for `training.learning_rate`, with sampler grid, found "
+        "sampler = 'grid'. Correct the section."
     )
 
 

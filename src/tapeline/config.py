@@ -117,9 +117,9 @@ class TrainingConfig(Section):
     def _divides_evenly(self) -> Self:
         for name, parts in (("accumulate", self.accumulate), ("lanes", self.lanes)):
             if self.batch % parts:
-                raise ValueError(f"{name} to divide batch, not {parts} to divide {self.batch}")
+                raise ValueError(f"{name} to divide batch")
         if self.lanes & (self.lanes - 1):
-            raise ValueError(f"lanes to be a power of two, not {self.lanes}")
+            raise ValueError("lanes to be a power of two")
         if self.lanes > 1 and self.accumulate > 1:
             raise ValueError("accumulate 1 with lanes, each of which is a micro-batch already")
         return self
@@ -129,9 +129,9 @@ class TrainingConfig(Section):
         if self.lanes > 1 and self.strategy != "lanes":
             raise ValueError(f"lanes 1 with strategy {self.strategy}, which knows none")
         if self.tensor_parallel > 1 and self.strategy != "fsdp2":
-            raise ValueError(f"strategy fsdp2 with tensor_parallel, not {self.strategy}")
+            raise ValueError("strategy fsdp2 with tensor_parallel")
         if self.tensor_parallel > 1 and self.precision == "float16":
-            raise ValueError("bfloat16 or float32 with tensor_parallel, not float16")
+            raise ValueError("precision bfloat16 or float32 with tensor_parallel")
         return self
 
     @model_validator(mode="after")

@@ -8,12 +8,14 @@ from __future__ import annotations
 import copy
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from tapeline.errors import ConfigError
 
@@ -107,8 +109,8 @@ def _section(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] |
     parts = iter(path)
     for part in parts:
         field = model.model_fields.get(str(part))
-        if field is not None and get_origin(field.annotation) is dict:
-            next(parts, None)  # a key of the user's own
+        if field is not None and get_origin(field.annotation) in (dict, list):
+            next(parts, None)  # a key of the user's own, or a place in a list
         kinds = () if field is None else (field.annotation, *get_args(field.annotation))
         sections = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
         if not sections:
@@ -117,9 +119,28 @@ def _section(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] |
     return model
 
 
+def _named(section: type[BaseModel], wanted: str, given: dict[str, Any]) -> str:
+    """The values of the keys that a complaint about several names; of all that are given, else."""
+    defaults = {name: field.get_default() for name, field in section.model_fields.items()}
+    names = [name for name in dict.fromkeys(re.findall(r"[\w-]+", wanted)) if name in defaults]
+    values = {name: given.get(name, defaults[name]) for name in names} or given
+    told = [f"{name} = {value!r}" for name, value in values.items() if value is not None]
+    return ", ".join(told) or "none"
+
+
+def _wanted(error: ErrorDetails) -> str:
+    """What pydantic says should be there."""
+    wanted = error["msg"].removeprefix("Value error, ")
+    wanted = wanted.removeprefix("Input should be ").removeprefix("should be ")
+    if error["type"] == "model_type":
+        return "a section"
+    return f"a number {wanted}" if error["type"].startswith(("greater_", "less_")) else wanted
+
+
 def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> ConfigError:
     """Pydantic's first complaint, in our shape."""
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    first = errors[0]
     path, kind = first["loc"], first["type"]
     key = ".".join(str(part) for part in path)
     if kind == "extra_forbidden":
@@ -140,17 +161,20 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> Con
             found="none",
             fix=f"Add `{path[-1]}` to the file, or give `--set {key}=…`",
         )
+    wanted = _wanted(first)
+    if path and isinstance(path[-1], str) and _section(schema, path[:-1]) is None:
+        path = path[:-1]  # what follows is no key, but the kind of value that was tried
+        key = ".".join(map(str, path))
+        wanted = " or ".join(_wanted(one) for one in errors if one["loc"][:-1] == path)
     found = first.get("input")
     shown = "nan" if isinstance(found, float) and math.isnan(found) else repr(found)
-    wanted = str(first["msg"]).removeprefix("Value error, ")
-    wanted = wanted.removeprefix("Input should be ").removeprefix("should be ")
-    if kind == "model_type":
-        wanted = "a section"
-    elif kind.startswith(("greater_than", "less_than")):
-        wanted = f"a number {wanted}"
+    fix = "Put the value in quotes" if kind == "string_type" else "Correct the value"
+    together = _section(schema, path) if kind == "value_error" and isinstance(found, dict) else None
+    if together:
+        shown, fix = _named(together, wanted, found), "Correct the section"
     return ConfigError(
         f"{where}, key `{key}`" if key else where,
         expected=wanted,
         found=shown if len(shown) < 60 else f"{shown[:57]}…",
-        fix="Put the value in quotes" if kind == "string_type" else "Correct the value",
+        fix=fix,
     )

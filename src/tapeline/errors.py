@@ -31,7 +31,7 @@ class TapelineError(ValueError):
     def __init__(self, where: object, *, expected: str, found: str, fix: str) -> None:
         self.where = str(where)
         self.expected = expected
-        self.found = found
+        self.found = found.rstrip(".")  # it may be another error's sentence
         self.fix = fix.rstrip(".")
         super().__init__(f"{self.where}: expected {expected}, found {found}. {self.fix}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,8 +23,10 @@ class _RunByDefault(TyperGroup):
     """`search SPACE` is `search run SPACE`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the verb in where a file stands in its place."""
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
+        """Put the verb in where a file stands in its place, and not a misspelt verb."""
+        first = args[0] if args else "-"
+        is_file = Path(first).exists() or not difflib.get_close_matches(first, self.commands)
+        if first not in self.commands and not first.startswith("-") and is_file:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 

@@ -214,7 +214,7 @@ def _artifacts(run: RunFolder) -> Iterator[Artifact]:
     for manifest in sorted(run.checkpoints_path.glob("step-*/manifest.json")):
         try:
             files = json.loads(manifest.read_text())["files"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             continue  # retention may delete it meanwhile; a damaged one is no artifact
         for name, about in sorted(files.items()):
             path = manifest.parent / name

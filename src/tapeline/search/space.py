@@ -134,7 +134,7 @@ class SearchConfig(Config):
     def _has_points(self) -> Self:
         for key, one in self.space.items():
             if self.sampler == "grid" and not (one.choice or one.points):
-                raise ValueError(f"`points` for `{key}`, since a grid takes so many of its values")
+                raise ValueError(f"`points` for `{key}`, with sampler grid")
         return self
 
     @classmethod

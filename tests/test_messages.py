@@ -1,0 +1,171 @@
+"""What every verb says: an example in its help, suggestions, and a sentence for what isn't a run.
+
+The whole tree of commands is walked, so a new verb is held to the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from helpers_report import write_page_run
+
+from tapeline import cli
+
+Tapeline = Callable[..., tuple[int, str, str]]
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Each verb and subverb, groups included."""
+    waiting = [("", typer.main.get_command(cli.app))]
+    while waiting:
+        name, command = waiting.pop()
+        for verb, below in getattr(command, "commands", {}).items():
+            waiting.append((f"{name} {verb}".strip(), below))
+        if name:
+            yield name, command
+
+
+COMMANDS = dict(commands())
+GROUPS = [name for name, command in COMMANDS.items() if hasattr(command, "commands")]
+
+
+@pytest.fixture
+def tapeline(monkeypatch, capsys, tmp_path) -> Tapeline:
+    """Run one command in a folder of its own; returns exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tapeline", *arguments])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_verb_shows_an_example_of_itself(name: str) -> None:
+    example = COMMANDS[name].help.partition("Example: ")[2]
+    assert f"tapeline {name}" in example
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in COMMANDS if all(name != other.split()[0] for other in GROUPS)]
+)
+def test_a_misspelt_verb_names_the_nearest(tapeline: Tapeline, name: str) -> None:
+    *above, verb = name.split()
+    swapped = verb[:-2] + verb[-1] + verb[-2]
+    code, out, err = tapeline(*above, swapped)
+    assert (code, out) == (2, "")
+    assert f"No such command '{swapped}'. Did you mean '{verb}'" in err
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in GROUPS])
+def test_a_misspelt_option_names_the_nearest(tapeline: Tapeline, name: str) -> None:
+    option = COMMANDS[name].params[-1].opts[0]
+    if not option.startswith("--"):
+        option = "--help"
+    code, out, err = tapeline(*name.split(), f"{option}x")
+    assert (code, out) == (2, "")
+    assert f"No such option: {option}x (Possible options: " in err
+    assert option in err.partition("Possible options: ")[2]
+
+
+COMPLETED = {
+    "tapeline dia": {"diagnose"},
+    "tapeline checkpoints ": {"list", "verify", "tag", "export", "prune"},
+    "tapeline plan s": {"spot", "search", "scaling", "stop"},
+    "tapeline resume --s": {"--set"},
+}
+
+
+@pytest.mark.parametrize("line", COMPLETED)
+def test_the_shell_completes_verbs_and_options(tapeline: Tapeline, monkeypatch, line: str) -> None:
+    words = line.split(" ")
+    monkeypatch.setenv("_TAPELINE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    code, out, _ = tapeline()
+    assert code == 0
+    assert set(out.split()) == COMPLETED[line]
+
+
+# Verbs that read a run, with the run as @; those that take a configuration as well are not here.
+READERS = (
+    "resume @",
+    "audit @",
+    "rerun @ --out again",
+    "compare @ good",
+    "compare good @",
+    "watch @ --once",
+    "diagnose @",
+    "advise @",
+    "report @",
+    "export @ --to prometheus --textfile x.prom",
+    "export @ --to tensorboard --out boards",
+    "quarantine list @",
+    "quarantine add @ host:0 --reason why",
+    "quarantine remove @ host:0",
+    "checkpoints list @",
+    "checkpoints verify @",
+    "checkpoints tag @ 6 paper",
+    "checkpoints export @ 6 --out exported",
+    "checkpoints prune @ --dry-run",
+    "plan checkpoint --from-run @",
+    "plan accelerator --from-run @",
+    "plan compare @",
+    "runs show @",
+    "runs diff @ good",
+    "runs diff good @",
+    "runs find @ --root .",
+    "search show @",
+)
+
+
+def make_no_run(folder: Path, kind: str) -> None:
+    if kind == "a file":
+        folder.write_text("hello\n")
+    elif kind == "an empty folder":
+        folder.mkdir()
+    elif kind == "a folder of something else":
+        folder.mkdir()
+        (folder / "data.csv").write_text("a,b\n1,2\n")
+    elif kind != "nothing":
+        shutil.copytree("good", folder)
+        (folder / "run.json").write_bytes(DAMAGED[kind])
+
+
+DAMAGED = {"an empty record": b"", "a torn record": b'{"format": "tapel', "a list": b"[]"}
+
+
+@pytest.mark.parametrize("verb", READERS)
+def test_what_is_no_run_is_told_in_a_sentence_by_every_verb(tapeline: Tapeline, verb: str) -> None:
+    write_page_run(Path("good"))
+    kinds = ("nothing", "a file", "an empty folder", "a folder of something else", *DAMAGED)
+    for number, kind in enumerate(kinds):
+        name = f"wrong-{number}"
+        make_no_run(Path(name), kind)
+        code, out, err = tapeline(*verb.replace("@", name).split())
+        assert (code, out) == (2, ""), kind
+        last = err.splitlines()[-1]
+        assert last.startswith(f"tapeline: {name}"), kind
+        assert ": expected " in last, kind
+        assert ", found " in last, kind
+        assert ".." not in last, kind
+
+
+def test_output_that_nobody_reads_further_ends_quietly() -> None:
+    piped = f"{sys.executable} -m tapeline plan search | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
