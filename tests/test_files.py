@@ -21,6 +21,7 @@ from tapeline.files import (
     atomic_open,
     atomic_write,
     canonical_json,
+    meant,
     read_journal,
     xxh3_file,
 )
@@ -209,6 +210,13 @@ def test_two_writers_of_one_folder_leave_one_whole(tmp_path: Path) -> None:
             fill(theirs)
         (mine / "z").write_text("mine")
     assert tree(tmp_path) == NEW
+
+
+def test_a_name_aside_stands_for_the_path_that_is_meant(tmp_path: Path) -> None:
+    path = tmp_path / "a.svg"
+    assert meant(str(aside(path))) == str(path)
+    assert meant(str(aside(path) / "values.f32")) == str(path / "values.f32")
+    assert meant(str(path)) == str(path)
 
 
 def test_names_aside_differ_each_time_and_stay_in_the_folder(tmp_path: Path) -> None:

@@ -59,15 +59,13 @@ def test_every_verb_shows_an_example_of_itself(name: str) -> None:
     assert f"tapeline {name}" in example
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in COMMANDS if all(name != other.split()[0] for other in GROUPS)]
-)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_misspelt_verb_names_the_nearest(tapeline: Tapeline, name: str) -> None:
     *above, verb = name.split()
-    swapped = verb[:-2] + verb[-1] + verb[-2]
-    code, out, err = tapeline(*above, swapped)
+    doubled = verb + verb[-1]
+    code, out, err = tapeline(*above, doubled)
     assert (code, out) == (2, "")
-    assert f"No such command '{swapped}'. Did you mean '{verb}'" in err
+    assert f"No such command '{doubled}'. Did you mean '{verb}'" in err
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in GROUPS])
@@ -127,7 +125,6 @@ READERS = (
     "runs show @",
     "runs diff @ good",
     "runs diff good @",
-    "runs find @ --root .",
     "search show @",
 )
 
@@ -162,6 +159,40 @@ def test_what_is_no_run_is_told_in_a_sentence_by_every_verb(tapeline: Tapeline, 
         assert ": expected " in last, kind
         assert ", found " in last, kind
         assert ".." not in last, kind
+
+
+# With a run at `good` and a configuration at run.toml: what follows `tapeline: `.
+NO_FILE = "No such file or directory. Check the path, its permissions and the disk.\n"
+TOLD = {
+    "report good --out gone/x.html": f"gone/x.html: {NO_FILE}",
+    "plan checkpoint --mtbf-hours 6 --plot gone/x": f"gone/x.svg: {NO_FILE}",
+    "store windows good --length 0": "good: expected a store in mmap or npy or zarr or csv "
+    "format, found no store. Make one with `tapeline ingest` or `write_shards`.\n",
+    "supervise run.toml --ranks 2 --out two": "--ranks: expected a number of ranks that the "
+    "configuration can be trained on, found 2:2. See training.lanes, training.batch and "
+    "training.accumulate.\n",
+    "train run.toml --set checkpoint.every=often": "run.toml with --set checkpoint.every=often, "
+    "key `checkpoint.every`: expected a valid integer or 'auto', found 'often'. "
+    "Correct the value.\n",
+    "export good --to mlflow --uri nope": "--uri nope: expected an MLflow server that takes the "
+    "run, found ",
+}
+
+
+@pytest.mark.parametrize("line", TOLD)
+def test_what_is_wrong_is_told_in_a_sentence(tapeline: Tapeline, line: str) -> None:
+    write_page_run(Path("good"))
+    Path("run.toml").write_text('[data]\nstore = "market"\n')
+    code, out, err = tapeline(*line.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(f"tapeline: {TOLD[line]}")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_chaos_at_no_rate_is_refused(tapeline: Tapeline, value: str) -> None:
+    code, _, err = tapeline("chaos", "run.toml", "--out", "struck", "--mtbf", value)
+    assert code == 2
+    assert "Invalid value for '--mtbf'" in err
 
 
 def test_output_that_nobody_reads_further_ends_quietly() -> None:

@@ -107,6 +107,16 @@ def test_lengths_that_are_not_numbers_of_rows_are_refused(lengths, found):
 
 
 @pytest.mark.parametrize("name", ["T", "horizon", "stride"])
+def test_lengths_of_windows_beyond_64_bits_are_refused(name):
+    with pytest.raises(WindowError) as error:
+        WindowIndex.from_lengths([100], **{"horizons" if name == "horizon" else name: 1 << 62})
+    assert str(error.value) == (
+        f"{name}: expected a whole number, below 4,611,686,018,427,387,904, "
+        f"found 4611686018427387904. Choose another {name}."
+    )
+
+
+@pytest.mark.parametrize("name", ["T", "horizon", "stride"])
 @pytest.mark.parametrize("value", [0, -3, 2.5, 20.0])
 def test_lengths_of_windows_are_whole_numbers_from_1(name, value):
     with pytest.raises(WindowError) as error:

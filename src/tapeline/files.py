@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -38,6 +39,11 @@ def fsync_folder(folder: Path) -> None:
 def aside(path: Path) -> Path:
     """A fresh name beside `path`, marked as unfinished."""
     return path.with_name(f"{ASIDE}{path.name}.{uuid.uuid4().hex[:12]}")
+
+
+def meant(path: str) -> str:
+    """The path that a name made by `aside` stands for; another path as it is."""
+    return re.sub(rf"{re.escape(ASIDE)}(.+?)\.[0-9a-f]{{12}}", r"\1", path)
 
 
 @contextlib.contextmanager

@@ -85,7 +85,9 @@ def main() -> None:
     except MemoryError as error:
         _fail(f"memory: {error or 'there is not enough'}. Choose a smaller batch or model.")
     except OSError as error:
-        where = error.filename or "the operating system"
+        from tapeline.files import meant
+
+        where = meant(str(error.filename or "the operating system"))
         _fail(f"{where}: {error.strerror or error}. Check the path, its permissions and the disk.")
 
 

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from tapeline.cli.output import Json, Set, print_json, say
+from tapeline.cli.output import DefaultVerb, Json, Set, print_json, say
 
 
-class _ListByDefault(TyperGroup):
-    """`checkpoints RUN` is `checkpoints list RUN`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the verb in where a run stands in its place."""
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
+class _ListByDefault(DefaultVerb):
+    default = "list"
 
 
 app = typer.Typer(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import typer
+from typer.core import TyperGroup
 
 from tapeline.errors import ConfigError
 
@@ -17,6 +20,20 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override a key, such as training.steps=500; may be repeated."),
 ]
+
+
+class DefaultVerb(TyperGroup):
+    """A group whose `default` verb may be left out: `checkpoints RUN` is `checkpoints list RUN`."""
+
+    default: ClassVar[str]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the verb in where a path stands in its place; a misspelt verb is none."""
+        first = args[0] if args else "-"
+        is_path = Path(first).exists() or not difflib.get_close_matches(first, self.commands)
+        if first not in self.commands and not first.startswith("-") and is_path:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
 
 def say(message: str) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from tapeline.cli.output import Json, Set, print_json, progress_bar, say
+from tapeline.cli.output import DefaultVerb, Json, Set, print_json, progress_bar, say
 from tapeline.errors import RunError
 
 if TYPE_CHECKING:
@@ -19,16 +17,8 @@ if TYPE_CHECKING:
 _MOST_ROWS = 20
 
 
-class _RunByDefault(TyperGroup):
-    """`search SPACE` is `search run SPACE`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the verb in where a file stands in its place, and not a misspelt verb."""
-        first = args[0] if args else "-"
-        is_file = Path(first).exists() or not difflib.get_close_matches(first, self.commands)
-        if first not in self.commands and not first.startswith("-") and is_file:
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
+class _RunByDefault(DefaultVerb):
+    default = "run"
 
 
 app = typer.Typer(
@@ -59,7 +49,7 @@ def run(
 
     Exit 1 if no trial came to a figure.
 
-    Example: tapeline search examples/search.toml --budget 20000 --workers 4
+    Example: tapeline search run examples/search.toml --budget 20000 --workers 4
     """
     from tapeline.search.conduct import conduct
     from tapeline.search.folder import SearchFolder

@@ -9,7 +9,10 @@ import typer
 
 from tapeline.cli.output import Json, print_json, say
 
-app = typer.Typer(help="Look at, verify and convert stores.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at, verify and convert stores. Example: tapeline store info stores/market",
+    no_args_is_help=True,
+)
 Root = Annotated[str, typer.Argument(help="The store's folder, or a URL such as s3://bucket/btc.")]
 Format = Annotated[
     str | None, typer.Option("--format", help="mmap, npy, zarr or csv; default: fastest.")

@@ -99,8 +99,12 @@ def supervise(
 def chaos(
     config: Annotated[Path, typer.Argument(help="A TOML file.")],
     out: Annotated[Path, typer.Option(help="A new folder for both runs.")],
-    mtbf: Annotated[float, typer.Option(help="Seconds between two faults, on average.")] = 60.0,
-    minutes: Annotated[float, typer.Option(help="No faults after that.")] = 10.0,
+    mtbf: Annotated[
+        float, typer.Option(min=0.1, max=86400, help="Seconds between two faults, on average.")
+    ] = 60.0,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, max=525600, help="No faults after that.")
+    ] = 10.0,
     seed: Annotated[int, typer.Option(help="Decides when, what and where.")] = 0,
     ranks: Ranks = "2",
     overrides: Set = None,

@@ -48,9 +48,10 @@ class MlflowServer:
     def __init__(self, uri: str, experiment: str, run_id: str) -> None:
         self.where = uri
         self._uri, self._experiment, self._tag = uri, experiment, run_id
-        self._client = MlflowClient(tracking_uri=uri)
         self._run_id = ""
         self._sent = Sent()
+        with self._told():
+            self._client = MlflowClient(tracking_uri=uri)
         self._listed: list[dict[str, Any]] = []
 
     def send(self, view: RunView, state: str, progress: Progress) -> int:

@@ -203,12 +203,17 @@ def gap_rows(times: Int64Array, max_gap_ns: int | None) -> Int64Array:
     return np.flatnonzero(apart // np.uint64(2) >= step) + 1
 
 
+_TOO_LARGE = 1 << 62  # two of them still add up in 64 bits
+
+
 def whole(name: str, value: int, least: int = 1) -> int:
-    """`value` as an int, if it is a whole number of at least `least`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+    """`value` as an int, if it is a whole number of at least `least`, and below 2^62."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not least <= value < _TOO_LARGE:
+        below = f"below {_TOO_LARGE:,}" if is_whole and value >= least else f"{least} or more"
         raise WindowError(
             name,
-            expected=f"a whole number, {least} or more",
+            expected=f"a whole number, {below}",
             found=str(value),
             fix=f"Choose another {name}",
         )
