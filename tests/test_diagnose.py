@@ -166,13 +166,71 @@ def test_shares_are_of_the_time_since_startup(run):
     clock = FakeClock(wall_ns=10**18)
     ledger = life(run.path, clock=clock)
     clock.advance(10**10)
-    for phase, seconds in (("data", 3), ("compute", 6), ("other", 1)):
-        ledger.switch(phase)
-        clock.advance(seconds * 10**9)
-    ledger.step_done(1)
+    for step in range(1, 21):
+        for phase, seconds in (("data", 3), ("compute", 6), ("other", 1)):
+            ledger.switch(phase)
+            clock.advance(seconds * 10**9)
+        ledger.step_done(step)
     ledger.close()
     (rank,) = collect(run.path, clock=clock).ranks
     assert rank.shares is not None
     assert rank.shares["starved"] == pytest.approx(0.3)
     assert rank.shares["useful"] == pytest.approx(0.6)
     assert rank.shares["startup"] == 0
+
+
+def test_of_a_few_steps_there_are_no_shares(run):
+    run.begin_attempt(from_step=0, world_size=1)
+    clock = FakeClock(wall_ns=10**18)
+    with life(run.path, clock=clock) as ledger:
+        for step in range(1, 20):
+            ledger.switch("data")  # as the first batches are waited for
+            clock.advance(10**9)
+            ledger.step_done(step)
+    (verdict,) = diagnose(run.path, clock=clock).verdicts
+    assert "not seen: enough steps in the ledger of 1 of 1 ranks" in verdict.evidence
+
+
+def lived(run: RunFolder, clock: FakeClock, attempt: int, startup_s: int) -> None:
+    """A life of 20 steps of 5 s, a fifth of each a wait for data, after step 0."""
+    run.begin_attempt(from_step=0, world_size=1)
+    ledger = Ledger(run.path, world=World(0, 1), clock=clock, attempt=attempt)
+    clock.advance(startup_s * 10**9)
+    for step in range(1, 21):
+        for phase, seconds in (("data", 1), ("compute", 4)):
+            ledger.switch(phase)
+            clock.advance(seconds * 10**9)
+        ledger.step_done(step)
+    ledger.close()
+    run.end_attempt(attempt, how="failed", step=20, evidence="RuntimeError: out of luck")
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        (1, "the most of it to steps done again"),
+        (900, "went by before the first step"),
+        (None, None),
+    ],
+)
+def test_what_took_more_than_a_change_of_the_steps_can_return_comes_first(tmp_path, first, told):
+    clock = FakeClock(wall_ns=10**18)
+    run = RunFolder(tmp_path / "run", clock)
+    run.create({"format": "tapeline run", "version": 1})
+    if first:
+        lived(run, clock, 1, first)
+    lived(run, clock, 1 + bool(first), 1)
+    found = diagnose(run.path, clock=clock)
+    assert found.verdicts[0].kind == "starvation"
+    assert found.verdicts[0].ceiling == pytest.approx(0.2)
+    shown = CliRunner().invoke(app, ["diagnose", str(run.path)]).stdout
+    assert shown.startswith("of ")
+    assert ("first of all: " in shown) is bool(first)
+    if told:
+        assert found.outweighed.endswith(told)
+        assert f"\nfirst of all: {found.outweighed}\n" in shown
+        assert "\nattempt 1, failed: RuntimeError: out of luck\n" in shown
+    as_json = json.loads(CliRunner().invoke(app, ["diagnose", str(run.path), "--json"]).stdout)
+    assert as_json["goodput"] == pytest.approx(found.account.goodput)
+    assert as_json["outweighed"] == found.outweighed
+    assert as_json["before"] == list(found.before)

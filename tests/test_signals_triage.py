@@ -341,6 +341,15 @@ def test_a_failure_that_others_bring_about_is_known_by_its_text(text: str):
     assert triage(evidence)[0].ranks == (1,)
 
 
+def test_one_rank_alone_has_no_other_that_failed_before_it():
+    error = replace(RAISED, exception="ValueError: a row is bad. Drop it.")
+    (alone,) = triage(changed(Job(ranks=1).play(0), 0, exit=error))
+    assert alone.evidence[0].startswith("rank 0 raised ValueError: a row is bad. Drop it, after")
+    assert alone.refuted_by == "another account of its end, in its own log or in the kernel's"
+    among = triage(changed(Job(ranks=2).play(0), 0, exit=error))[0]
+    assert among.refuted_by.startswith("an earlier failure of another rank")
+
+
 def test_a_zombie_is_gone():
     verdict = triage(changed(hanging((5, "compute", 1.0)), 0, process_state="Z"))[0]
     assert verdict.kind == "crash"
@@ -363,7 +372,7 @@ def test_a_dead_run_still_says_why_it_was_slow():
 
 BLIND: dict[str, tuple[dict[str, object], str]] = {
     "heartbeat": ({"heartbeat": None}, "not seen: the heartbeat of 1 of 3 ranks"),
-    "ledger": ({"shares": None}, "not seen: the ledger of 1 of 3 ranks"),
+    "ledger": ({"shares": None}, "not seen: enough steps in the ledger of 1 of 3 ranks"),
     "windows": (
         {"windows": ()},
         "not seen: step times apart from the wait in collectives of 1 of 3 ranks",
@@ -404,7 +413,7 @@ def test_time_without_a_name_is_unknown():
     shares = dict(evidence.ranks[0].shares) | {"useful": 0.6, "other": 0.37}
     (verdict,) = triage(changed(evidence, 0, shares=shares))
     assert verdict.kind == "unknown"
-    assert verdict.evidence[0] == "37% of the wall time is in no bucket that has a name"
+    assert verdict.evidence[0] == "37% of the time since startup is in no bucket that has a name"
 
 
 def test_a_straggler_by_its_loader_says_so():

@@ -37,6 +37,15 @@ from tapeline.signals import (
 
 _WARM_UP_STEPS = 5
 _NUM_WINDOWS, _WINDOW_STEPS, _MOST_STEPS = 20, 10, 2000
+_FEWEST_STEPS = 20  # of fewer, the shares are those of the first batches
+_WEIGHTY = 0.1
+_LOST_TO = {
+    "redone": "steps done again",
+    "detection": "the time until an end was noticed",
+    "down": "the time nobody ran",
+    "restart": "starting again",
+    "reload": "reading checkpoints",
+}
 _ORDERLY = {"ended": os.EX_OK, "Preempted": os.EX_TEMPFAIL, "Stopped": os.EX_OK}
 
 
@@ -49,12 +58,33 @@ class Diagnosis:
         findings: of the run's watchers in its last life, as they were journalled.
         attempt: the life that was judged.
         lives: whether any of its ranks goes on.
+        before: the lives before it, as `attempts.jsonl` tells them.
+        account: of all lives; None without ledgers.
     """
 
     verdicts: tuple[Verdict, ...]
     findings: tuple[dict[str, Any], ...]
     attempt: int
     lives: bool
+    before: tuple[dict[str, Any], ...] = ()
+    account: Account | None = None
+
+    @property
+    def outweighed(self) -> str | None:
+        """What took more of all lives' time than a change of the steps can return, if anything."""
+        first = self.verdicts[0]
+        if self.account is None or self.account.goodput is None or first.kind in ("crash", "hang"):
+            return None
+        job = self.account.job
+        bucket = max(("lost", "startup"), key=job.buckets_ns.__getitem__)
+        share = job.buckets_ns[bucket] / job.wall_ns
+        if share <= max(_WEIGHTY, *(verdict.ceiling or 0.0 for verdict in self.verdicts)):
+            return None
+        told = f"{share:.0%} of the run's time"
+        if bucket == "startup":
+            return f"{told} went by before the first step"
+        most = max(job.lost_ns, key=job.lost_ns.__getitem__)
+        return f"{told} was lost to failures, the most of it to {_LOST_TO[most]}"
 
     @property
     def healthy(self) -> bool:
@@ -67,6 +97,10 @@ class Diagnosis:
             "attempt": self.attempt,
             "lives": self.lives,
             "healthy": self.healthy,
+            "goodput": self.account and self.account.goodput,
+            "buckets_ns": self.account and self.account.job.buckets_ns,
+            "outweighed": self.outweighed,
+            "before": list(self.before),
             "verdicts": [verdict.as_dict() for verdict in self.verdicts],
             "findings": list(self.findings),
         }
@@ -93,10 +127,14 @@ def diagnose(
     """
     folder = RunFolder(run, clock or SystemClock())
     folder.record()
-    evidence, attempt = _collected(folder, clock or SystemClock(), account)
+    account = account or _account(folder)
+    evidence = _collected(folder, clock or SystemClock(), account)
+    *before, life = folder.attempts()
+    attempt = life["attempt"]
     findings = [line for line in read_journal(folder.findings_path) if line["attempt"] == attempt]
     lives = any(rank.process_state is not None for rank in evidence.ranks)
-    return Diagnosis(triage(evidence, limits), tuple(findings), attempt, lives)
+    verdicts = triage(evidence, limits)
+    return Diagnosis(verdicts, tuple(findings), attempt, lives, tuple(before), account)
 
 
 def collect(run: Path, *, clock: Clock | None = None) -> Evidence:
@@ -107,12 +145,15 @@ def collect(run: Path, *, clock: Clock | None = None) -> Evidence:
         LedgerError: a ledger doesn't add up.
     """
     clock = clock or SystemClock()
-    return _collected(RunFolder(run, clock), clock)[0]
+    folder = RunFolder(run, clock)
+    return _collected(folder, clock, _account(folder))
 
 
-def _collected(
-    run: RunFolder, clock: Clock, account: Account | None = None
-) -> tuple[Evidence, int]:
+def _account(run: RunFolder) -> Account | None:
+    return account_of(run.path) if (run.path / "ledger").exists() else None
+
+
+def _collected(run: RunFolder, clock: Clock, account: Account | None) -> Evidence:
     lives = run.attempts()
     if not lives or "world_size" not in lives[-1]:
         raise RunError(
@@ -123,8 +164,6 @@ def _collected(
         )
     life = lives[-1]
     num_ranks = life["world_size"]
-    if account is None and (run.path / "ledger").exists():
-        account = account_of(run.path)
     metrics = [read_metrics(run.metrics_path(rank)) for rank in range(num_ranks)]
     windows = _windows(metrics, life["attempt"])
     ranks = [
@@ -132,7 +171,7 @@ def _collected(
         for rank in range(num_ranks)
     ]
     found = tuple(rank for rank in ranks if rank is not None)
-    return Evidence(num_ranks, found, aligned=True), life["attempt"]
+    return Evidence(num_ranks, found, aligned=True)
 
 
 class _Rank:
@@ -237,7 +276,7 @@ class _Rank:
 
     def _shares(self) -> dict[str, float] | None:
         """Each bucket over the life's time since its startup."""
-        if self._account is None:
+        if self._account is None or self._account.step - self._account.from_step < _FEWEST_STEPS:
             return None
         times = self._account.times
         begun_ns = times.phases_ns["startup"] + times.phases_ns["restore"]

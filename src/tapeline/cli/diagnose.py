@@ -35,8 +35,15 @@ def diagnose(
 
 
 def _print(found: Diagnosis) -> None:
+    if found.account:
+        typer.echo(found.account.in_words())
+    if found.outweighed:
+        typer.echo(f"first of all: {found.outweighed}")
+    for life in found.before:
+        end = f"{life['how']}: {life['evidence']}" if "how" in life else "no end is told"
+        typer.echo(f"attempt {life['attempt']}, {end}")
     lives = "goes on" if found.lives else "ended"
-    typer.echo(f"attempt {found.attempt}, which {lives}")
+    typer.echo(f"attempt {found.attempt}, which {lives}, and was judged:")
     for verdict in found.verdicts:
         typer.echo("\n" + _title(verdict))
         for line in verdict.evidence:

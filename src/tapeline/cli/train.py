@@ -14,7 +14,6 @@ from tapeline.cli.supervise import Ranks, Warm, train_supervised
 from tapeline.world import World
 
 if TYPE_CHECKING:
-    from tapeline.ledger import Account
     from tapeline.run import RunResult
 
 
@@ -108,12 +107,4 @@ def _print(result: RunResult, as_json: bool) -> None:
             f"no change: {validation['mse_zero']:.6g}, skill {validation['skill']:+.1%}"
         )
     if account := result.account():
-        say(_time_of(account))
-
-
-def _time_of(account: Account) -> str:
-    """What became of the time of all lives, the largest parts first."""
-    spent = sorted(account.job.buckets_ns.items(), key=lambda bucket: -bucket[1])
-    parts = ", ".join(f"{name} {ns / account.job.wall_ns:.0%}" for name, ns in spent[:4])
-    told = "unknown, since a clock was set" if account.goodput is None else parts
-    return f"of {account.job.wall_ns / 1e9:,.1f} s on all ranks: {told}"
+        say(account.in_words())

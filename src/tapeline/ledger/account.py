@@ -178,6 +178,13 @@ class Account:
         """Effective training time ratio of the job; None if a part of the time is unknown."""
         return None if self.clock_faults else self.job.ettr
 
+    def in_words(self) -> str:
+        """What became of the time of all lives, the largest parts first."""
+        spent = sorted(self.job.buckets_ns.items(), key=lambda bucket: -bucket[1])
+        parts = ", ".join(f"{name} {ns / self.job.wall_ns:.0%}" for name, ns in spent[:4])
+        told = "unknown, since a clock was set" if self.goodput is None else parts
+        return f"of {self.job.wall_ns / NS_PER_S:,.1f} s on all ranks: {told}"
+
     def cost(self) -> dict[str, float] | None:
         """The price of each bucket; None without a price."""
         if self.price_per_hour is None:

@@ -161,7 +161,8 @@ def _time(seen: LiveRun) -> RenderableType:
 def _life(life: dict[str, object]) -> Text:
     text = f"attempt   {life['attempt']} from step {life.get('from_step', MISSING)}"
     if "how" in life:
-        text += f", {life['how']} at step {life.get('step', MISSING)}: {life.get('evidence', '')}"
+        at = f" at step {life['step']}" if "step" in life else ""
+        text += f", {life['how']}{at}: {life.get('evidence', '')}"
     else:
         text += ", no end is told"
     return Text(printable(text), overflow="ellipsis", no_wrap=True)

@@ -88,6 +88,8 @@ def _verdict(found: Diagnosis) -> str:
     ranks = f", rank {', '.join(map(str, first.ranks))}" if first.ranks else ""
     evidence = f": {first.evidence[0].rstrip('.')}" if first.evidence else ""
     text = f"{first.kind[0].upper()}{first.kind[1:]}{ranks}{evidence}."
+    if found.outweighed:
+        text = f"{found.outweighed}. Of the steps of attempt {found.attempt}: {text}"
     if first.kind != "healthy":
         text += f" {first.change[0].upper()}{first.change[1:].rstrip('.')}"
         if first.ceiling is not None:

@@ -119,8 +119,8 @@ class RankEvidence:
         heartbeat: None if there is none.
         exit: None while it runs.
         process_state: the letter that the kernel gives: R, S, D, T, t, Z, X, I; None if unknown.
-        shares: bucket to share of the rank's wall time: useful, starved, checkpoint, lost,
-            startup, evaluation, other. None if there is no ledger.
+        shares: bucket to share of the rank's time since its startup: useful, starved, checkpoint,
+            lost, evaluation, other. None if there is no ledger, or hardly a step in it.
         windows: consecutive windows, at the same steps for each rank.
         batch_s: what its loader takes to make a batch, waited for or not; None if unknown.
         kernels: None if it was not profiled.

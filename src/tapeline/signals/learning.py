@@ -38,7 +38,8 @@ def non_finite(snapshot: Snapshot, since: int = 0) -> Iterator[Finding]:
     if not seen:
         return
     words = [
-        f"{_NAMES[name]} {bad.values[0]} at step {first}, at {len(bad)} steps in all"
+        f"{_NAMES[name]} {bad.values[0]} at step {first}"
+        + (f", at {len(bad)} steps in all" if len(bad) > 1 else "")
         for first, _, name, bad in sorted(seen, key=lambda s: s[0])
     ]
     yield Finding(
@@ -219,7 +220,7 @@ def _spikes(
             int(steps[-1]),
             f"{_NAMES[name]} {judged.values[peak]:.4g} at step {judged.steps[peak]}, "
             f"{usual[peak]:.4g} over the {BASELINE} before: {score[peak]:.0f} robust standard "
-            f"deviations; {len(steps)} such steps",
+            "deviations" + (f"; {len(steps)} such steps" if len(steps) > 1 else ""),
             means,
             "warning",
         )

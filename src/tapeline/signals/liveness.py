@@ -69,7 +69,9 @@ def _crash(evidence: Evidence, ended: list[tuple[RankEvidence, Way]]) -> Verdict
         "crash",
         tuple(r.rank for r in first),
         tuple(lines),
-        "an earlier failure of another rank, in its own log or in the kernel's",
+        "an earlier failure of another rank, in its own log or in the kernel's"
+        if evidence.num_ranks > 1
+        else "another account of its end, in its own log or in the kernel's",
         _ADVICE[ways[first[0].rank]],
     )
 
@@ -135,7 +137,7 @@ def _surely_later(first: RankEvidence, other: RankEvidence) -> bool:
 def _words(rank: RankEvidence, way: Way) -> str:
     end = rank.exit or Exit()
     if way == "raised" or (way == "torn down" and end.exception):
-        words = f"{way}: {end.exception}" if way == "torn down" else f"raised {end.exception}"
+        words = f"{'raised' if way == 'raised' else 'torn down:'} {end.exception}".rstrip(".")
     elif end.by_supervisor:
         words = "had not ended when the supervisor ended it"
     elif end.signal is not None:

@@ -26,13 +26,13 @@ def shape(evidence: Evidence, limits: Limits) -> list[Verdict]:
 def _starvation(evidence: Evidence, limits: Limits) -> list[Verdict]:
     share = typical_share(evidence, "starved")
     if share is not None and share >= limits.starved:
-        line = f"{share:.0%} of the wall time goes by waiting for data, on at least half of the"
+        line = f"{share:.0%} of the time since startup goes by waiting for data, on at least half of the"
         lines = (f"{line} ranks", *_listed(evidence, "starved"))
     elif loaders_are_behind(evidence, limits):
         share = _starved_by_turns(evidence)
         made_ms = [1e3 * r.batch_s for r in evidence.ranks if r.batch_s is not None]
         lines = (
-            f"{share:.0%} of the wall time some rank waits for data, and the others for that rank",
+            f"{share:.0%} of the time since startup some rank waits for data, and the others for that rank",
             f"their loaders take {min(made_ms):.3g} to {max(made_ms):.3g} ms for a batch, about "
             f"as long as a step: they read on while they wait, and none would keep up by itself",
             *_listed(evidence, "starved"),
@@ -79,7 +79,7 @@ def _checkpoints(evidence: Evidence, limits: Limits) -> list[Verdict]:
         Verdict(
             "checkpoint-bound",
             (),
-            (f"{share:.0%} of the wall time the loop stands still for checkpoints",),
+            (f"{share:.0%} of the time since startup the loop stands still for checkpoints",),
             "the same share with checkpoints ten times as far apart",
             'Save in the background, shard, or save less often: `checkpoint.every = "auto"`',
             share,

@@ -45,7 +45,7 @@ def _gaps(evidence: Evidence, limits: Limits) -> list[str]:
 
     missing("any trace", num - len(evidence.ranks))
     missing("the heartbeat", sum(not (r.heartbeat or r.exit) for r in evidence.ranks))
-    missing("the ledger", sum(r.shares is None for r in evidence.ranks))
+    missing("enough steps in the ledger", sum(r.shares is None for r in evidence.ranks))
     if num > 1:
         ranks = comparable(evidence)
         missing("step times apart from the wait in collectives", num - len(ranks))
@@ -61,7 +61,7 @@ def _unexplained(evidence: Evidence, limits: Limits) -> list[str]:
     other = typical_share(evidence, "other")
     if other is None or other < limits.other:
         return []
-    return [f"{other:.0%} of the wall time is in no bucket that has a name"]
+    return [f"{other:.0%} of the time since startup is in no bucket that has a name"]
 
 
 def _unknown(evidence: Evidence, gaps: list[str]) -> Verdict:
@@ -85,7 +85,7 @@ def _healthy(evidence: Evidence) -> Verdict:
 
 
 def _shares(evidence: Evidence) -> tuple[str, ...]:
-    buckets = ("useful", "starved", "checkpoint", "lost", "startup", "evaluation", "other")
+    buckets = ("useful", "starved", "checkpoint", "lost", "evaluation", "other")
     shares = [(bucket, typical_share(evidence, bucket)) for bucket in buckets]
     told = ", ".join(f"{bucket} {share:.0%}" for bucket, share in shares if share is not None)
-    return (f"shares of the wall time: {told}",) if told else ()
+    return (f"shares of the time since startup: {told}",) if told else ()

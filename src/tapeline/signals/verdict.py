@@ -62,12 +62,12 @@ class Limits:
     Attributes:
         stuck_s: seconds without progress that are a hang, by phase.
         stuck_else_s: the same for phases that are not in `stuck_s`.
-        starved, checkpoint: shares of wall time.
+        starved, checkpoint: shares of the time since startup.
         idle: share of the computing time between kernels.
         small_kernel_us: a kernel shorter than that costs about as much to launch as to run.
         imbalance: share of a step in which ranks wait for the slowest.
         communication: share of a step in collectives when nobody is late.
-        other: share of wall time that no bucket explains.
+        other: share of the time since startup that no bucket explains.
         persistent: share of the windows in which one rank is the slowest.
         num_windows: fewer say nothing about persistence.
     """
