@@ -26,13 +26,14 @@ def shape(evidence: Evidence, limits: Limits) -> list[Verdict]:
 def _starvation(evidence: Evidence, limits: Limits) -> list[Verdict]:
     share = typical_share(evidence, "starved")
     if share is not None and share >= limits.starved:
-        line = f"{share:.0%} of the time since startup goes by waiting for data, on at least half of the"
-        lines = (f"{line} ranks", *_listed(evidence, "starved"))
+        line = f"{share:.0%} of the time since startup goes by waiting for data"
+        lines = (f"{line}, on at least half of the ranks", *_listed(evidence, "starved"))
     elif loaders_are_behind(evidence, limits):
         share = _starved_by_turns(evidence)
         made_ms = [1e3 * r.batch_s for r in evidence.ranks if r.batch_s is not None]
         lines = (
-            f"{share:.0%} of the time since startup some rank waits for data, and the others for that rank",
+            f"{share:.0%} of the time since startup some rank waits for data, and the others for "
+            "that rank",
             f"their loaders take {min(made_ms):.3g} to {max(made_ms):.3g} ms for a batch, about "
             f"as long as a step: they read on while they wait, and none would keep up by itself",
             *_listed(evidence, "starved"),
