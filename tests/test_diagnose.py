@@ -15,8 +15,8 @@ from tapeline.cli import app
 from tapeline.clock import FakeClock, SystemClock
 from tapeline.diagnosis import collect, diagnose
 from tapeline.errors import RunError
-from tapeline.ledger import Ledger
-from tapeline.runs import MachineFigures, MetricsJournal, RunFolder
+from tapeline.ledger import Ledger, writer
+from tapeline.runs import MachineFigures, MetricsJournal, RunFolder, live
 from tapeline.signals import Exit
 from tapeline.world import World
 
@@ -140,6 +140,21 @@ def test_another_lifes_exception_is_not_this_ones(run):
         (rank,) = collect(run.path).ranks
         assert rank.exit is None
         assert rank.process_state in "RS"
+
+
+def test_of_another_machines_rank_no_process_is_looked_for(run, monkeypatch):
+    run.begin_attempt(from_step=0, world_size=2)
+    mine = life(run.path, 0, 2)
+    monkeypatch.setattr(writer, "boot_id", lambda: "another machine's")
+    others = life(run.path, 1, 2)
+    zero, one = collect(run.path).ranks
+    assert zero.process_state in "RS" and zero.heartbeat
+    assert (one.exit, one.process_state, one.heartbeat) == (None, None, None)
+    monkeypatch.setattr(live, "boot_id", lambda: "this machine, started again")
+    zero, one = collect(run.path).ranks
+    assert (zero.exit, one.exit) == (Exit(), None)
+    mine.close()
+    others.close()
 
 
 def test_windows_are_of_the_same_steps_on_each_rank_and_of_this_life(run):

@@ -22,7 +22,7 @@ from tapeline.errors import RunError
 from tapeline.files import read_journal
 from tapeline.ledger import Account, Beat, account_of, heartbeat_path, read_heartbeat
 from tapeline.runs import Metrics, RunFolder, read_metrics
-from tapeline.runs.live import process_state
+from tapeline.runs.live import process_state, same_boot
 from tapeline.signals import (
     Evidence,
     Exit,
@@ -183,7 +183,11 @@ class _Rank:
         self._run, self._rank, self._life, self._clock = run, rank, life, clock
         beat = read_heartbeat(heartbeat_path(run.path, rank))
         self._beat = beat if beat and beat.attempt == life["attempt"] else None
-        self._is_here = life["host"] == socket.gethostname()
+        # The host is rank 0's: where that was started again, rank 0 is gone. Another rank that
+        # began under another boot may be another machine's.
+        self._is_seen = self._is_here = life["host"] == socket.gethostname()
+        if self._is_here and not same_boot(run.path, rank, life["attempt"]):
+            self._is_here, self._is_seen = False, rank == 0
         of_rank = [one for one in account.ranks if one.rank == rank] if account else []
         of_life = [one for one in (of_rank[0].lives if of_rank else ()) if self._is_of(one.attempt)]
         self._account = of_life[0] if of_life else None
@@ -255,7 +259,7 @@ class _Rank:
             return Exit(code=code) if code is not None else Exit(exception=how)
         if state not in (None, "Z", "X"):
             return None
-        return Exit() if self._is_here and (self._beat or "how" in self._life) else None
+        return Exit() if self._is_seen and (self._beat or "how" in self._life) else None
 
     def _error(self) -> dict[str, Any] | None:
         try:

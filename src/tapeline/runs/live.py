@@ -195,7 +195,7 @@ class LiveView:
         self._clock = clock
         self._account: tuple[Account | None, str | None] = None, None
         self._account_due_ns = 0
-        self._boots: dict[int, tuple[int, str | None]] = {}  # by rank: of which life, and in which
+        self._same_boots: dict[tuple[int, int], bool] = {}  # by rank and life
 
     def look(self) -> LiveRun:
         """The run now.
@@ -232,7 +232,10 @@ class LiveView:
             return LiveRank(rank)
         if life.get("host") != socket.gethostname():
             return LiveRank(rank, beat.step, beat.phase)
-        if not self._same_boot(rank, beat.attempt):
+        life_of_rank = rank, beat.attempt
+        if life_of_rank not in self._same_boots:
+            self._same_boots[life_of_rank] = same_boot(self._run.path, *life_of_rank)
+        if not self._same_boots[life_of_rank]:
             # The host is rank 0's: that was started again. Another rank's may be another one.
             return LiveRank(rank, beat.step, beat.phase, lives=None if rank else False)
         age_s = max(0, self._clock.monotonic_ns() - beat.monotonic_ns) / 1e9
@@ -246,17 +249,6 @@ class LiveView:
             rank, beat.step, beat.phase, age_s, lives, rates[-1] if lives and rates else None
         )
 
-    def _same_boot(self, rank: int, attempt: int) -> bool:
-        """Whether the machine runs since before a life of a rank, as far as its ledger tells."""
-        known = self._boots.get(rank)
-        if known is None or known[0] != attempt:
-            begins: dict[int, str | None] = {}
-            with contextlib.suppress(LedgerError):
-                ledger = read_ledger(ledger_path(self._run.path, rank))
-                begins = {begin.attempt: begin.boot for begin in ledger.begins}
-            known = self._boots[rank] = attempt, begins.get(attempt)
-        return known[1] in (None, boot_id())
-
     def _accounted(self) -> tuple[Account | None, str | None]:
         """The account, from the whole ledger; one that takes long to make is made more rarely."""
         began_ns = time.monotonic_ns()
@@ -268,6 +260,15 @@ class LiveView:
             now_ns = time.monotonic_ns()
             self._account_due_ns = now_ns + round((now_ns - began_ns) / _ACCOUNT_SHARE)
         return self._account
+
+
+def same_boot(run: Path, rank: int, attempt: int) -> bool:
+    """Whether a life of a rank began on this machine, up since then, as far as its ledger tells."""
+    boots: dict[int, str | None] = {}
+    with contextlib.suppress(LedgerError):
+        begins = read_ledger(ledger_path(run, rank)).begins
+        boots = {begin.attempt: begin.boot for begin in begins}
+    return boots.get(attempt) in (None, boot_id())
 
 
 def process_state(beat: Beat, age_s: float) -> str | None:
