@@ -108,6 +108,7 @@ def _one_life(
         clock=clock,
         began_ns=began_ns,
         restored_ns=restored_ns,
+        device=parts.step.device,
     ) as observer:
         course = Course(parts.loader, origin.step, passed_over)
         life = _Life(run, parts, taints, promise, progress, observer, course)

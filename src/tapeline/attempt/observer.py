@@ -16,12 +16,15 @@ import socket
 import traceback
 from types import TracebackType
 
+import torch
+
 from tapeline.attempt.course import RolledBack
 from tapeline.attempt.ending import ORDERLY
 from tapeline.clock import Clock, utc
 from tapeline.files import atomic_write
 from tapeline.ledger import Ledger
 from tapeline.runs import MetricsJournal, RunFolder
+from tapeline.training.timer import timer_of
 from tapeline.world import World
 
 
@@ -36,6 +39,7 @@ class Observer:
         clock: for all times.
         began_ns: monotonic time at which this life began, for what was spent before this.
         restored_ns: of that, how long the reading of a checkpoint took.
+        device: that the steps are done on.
 
     Attributes:
         attempt, first, clock: as given.
@@ -54,6 +58,7 @@ class Observer:
         clock: Clock,
         began_ns: int,
         restored_ns: int,
+        device: torch.device,
     ) -> None:
         self.attempt, self.first, self.clock = attempt, first, clock
         self.writes = world.rank == 0
@@ -64,6 +69,7 @@ class Observer:
             attempt=attempt,
             from_step=first,
             clock=clock,
+            device=timer_of(device, clock),
             began_ns=began_ns,
         )
         self.ledger.spent("restore", restored_ns)

@@ -1,8 +1,8 @@
 """Time of the device beside time of the host, each moment counted once.
 
 A host that waits for data while the device still works doesn't starve it. `Overlap` finds how
-much of the waits that was; the device's times come from a `DeviceTimer`, which the training floor
-makes of the device's events. Nothing here waits for the device.
+much of the waits that was; the device's times come from a `DeviceTimer`; that of a CUDA
+stream is `tapeline.training.timer`, since torch has no place here. Nothing waits for the device.
 """
 
 from __future__ import annotations
