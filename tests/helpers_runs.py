@@ -69,6 +69,7 @@ DATA: dict[str, Any] = {
     "store": "/data/market/mmap",
     "fingerprint": "f1",
     "sessions": 3,
+    "session_names": ["a 2026-01-01 0", "a 2026-01-02 0", "a 2026-01-03 0"],
     "rows": 900,
     "training_windows": 500,
     "validation_windows": 200,

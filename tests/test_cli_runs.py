@@ -99,7 +99,7 @@ def test_what_changed_is_told_with_the_step(tapeline, runs):
 def test_the_last_good_run_is_found(tapeline, runs):
     code, out, err = tapeline("runs", "find", "runs/bad", "--good", "--same", "seed")
     assert code == 0
-    assert "1 runs" in out
+    assert "runs/bad: 1 run " in out
     assert "compare: tapeline runs diff" in err
     assert "runs/good runs/bad" in err
     code, out, err = tapeline("runs", "find", "runs/bad", "--target", "validation.mse<0.1")

@@ -59,6 +59,11 @@ def default_changed(record):
     record["config"]["training"]["optimizer"] = "sgd"
 
 
+def override_of_an_argument(record):
+    record["config"]["model"]["arguments"] = {"hidden": 99}
+    record["given"] = [*record["given"], "model.arguments"]
+
+
 def overridden(record):
     record["config"]["training"]["learning_rate"] = 0.1
     record["given"] = [*record["given"], "training.learning_rate"]
@@ -118,6 +123,7 @@ def other_processor(record):
     [
         (default_changed, "training.optimizer", "neither run gave it: the default has changed"),
         (overridden, "training.learning_rate", ""),
+        (override_of_an_argument, "model.arguments.hidden", ""),
         (package_changed, "environment.packages.torch", "kernels of another version"),
         (other_snapshot, "data.fingerprint", "other rows"),
         (other_split, "validation.fraction", "neither run gave it: the default has changed"),

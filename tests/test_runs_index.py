@@ -165,6 +165,32 @@ def test_what_is_no_condition_is_told():
         Condition.parse("batch")
 
 
+@pytest.mark.parametrize(
+    ("where", "sort", "told"),
+    [
+        (["trainin.batch=8"], "loss", "Write `training.batch`, the nearest."),
+        ([], "-losss", "Write `loss`, the nearest."),
+        ([], "nothing", "See `tapeline runs show RUN`."),
+    ],
+)
+def test_a_key_that_no_run_has_is_told(tmp_path, where, sort, told):
+    runs = [summary(write_run(tmp_path / "r", new_record()))]
+    with pytest.raises(ConfigError) as caught:
+        chosen(runs, where, sort)
+    key = where[0].partition("=")[0] if where else sort.removeprefix("-")
+    assert str(caught.value) == (
+        f"key `{key}`: expected one that runs are known by, found one that none of them has. {told}"
+    )
+    with pytest.raises(ConfigError, match="key `foo`"):
+        like_it(runs[0], runs, same=["foo"])
+
+
+def test_a_figure_that_no_run_has_yet_is_no_mistake():
+    runs = [{"name": "a", "problem": None, "validation": {}}, {"problem": "damaged"}]
+    assert named(chosen(runs[:1], ["validation.skill>0"], "validation.mse")) == []
+    assert chosen(runs[1:], sort="created") == runs[1:]
+
+
 def test_runs_are_sorted_those_without_a_number_last():
     runs = [{"name": n, "loss": v} for n, v in (("a", 2.0), ("b", "nan"), ("c", None), ("d", 1.0))]
     assert named(chosen(runs, sort="loss")) == ["d", "a", "b", "c"]

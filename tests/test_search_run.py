@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers_search import RUNGS, Walk, new_search
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from tapeline.cli import app
 from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
-from tapeline.errors import RunError
+from tapeline.errors import RunError, StoreError
 from tapeline.plan.seeds import winners_curse
 from tapeline.report import svg
 from tapeline.report.search_figures import history_figure, parallel_figure, rungs_figure
@@ -116,8 +117,31 @@ def test_a_configuration_that_cannot_be_trained_is_a_trial_that_failed_and_says_
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1, done.output
     trials = result_of(SearchFolder.open(out)).trials
+    assert "no trial came to a figure" in done.stderr
     assert trials[0].state == "failed"
     assert trials[0].reason.startswith("model.factory")
+
+
+def test_without_a_store_no_trial_is_begun(workplace):
+    (workplace / "base.toml").write_text(BASE.replace('"store"', '"gone"'))
+    command = ["search", str(workplace / "space.toml"), "--out", str(workplace / "s")]
+    done = CliRunner().invoke(app, command)
+    assert isinstance(done.exception, StoreError)
+    assert str(done.exception).startswith(f"{workplace / 'gone'}: expected a store in ")
+    assert not (workplace / "s").exists()
+
+
+def test_a_search_that_is_interrupted_says_how_to_go_on(workplace, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tapeline.search.conduct.conduct", interrupted)
+    command = ["search", str(workplace / "space.toml"), "--out", str(workplace / "s")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 130
+    assert done.stderr.endswith(
+        "stopped, and what runs was saved: give the same command again to go on\n"
+    )
 
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path):
@@ -140,6 +164,26 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         new_search(tmp_path / "s")
     with pytest.raises(RunError, match=r"expected the folder of a search, with search\.json"):
         SearchFolder.open(tmp_path)
+    (tmp_path / "s" / "search.json").write_text("[]")
+    with pytest.raises(RunError, match=r"with search\.json, found one that can't be read"):
+        SearchFolder.open(tmp_path / "s")
+
+
+def test_a_search_begun_by_many_at_once_is_one(tmp_path):
+    config = new_search(tmp_path / "other").config
+    with ThreadPoolExecutor(8) as several:
+        begun = list(
+            several.map(lambda _: SearchFolder.begin(tmp_path / "s", config, None), range(8))
+        )
+    assert len({one.identity for one in begun}) == 1
+    assert [list(one.journal().new_entries()) for one in begun] == [[]] * 8
+
+
+def test_a_beginning_that_was_cut_short_is_begun_again(tmp_path):
+    search = new_search(tmp_path / "s")
+    (search.path / "search.json").unlink()
+    (search.path / "base.toml").unlink()
+    assert new_search(tmp_path / "s").base_file.exists()
 
 
 def test_a_result_in_the_middle_says_what_is_under_way(tmp_path):
@@ -155,7 +199,7 @@ def test_a_result_in_the_middle_says_what_is_under_way(tmp_path):
 
 
 def test_what_a_search_of_walks_came_to(tmp_path):
-    search = new_search(tmp_path / "s", budget_steps=200, direction="maximize")
+    search = new_search(tmp_path / "s", budget_steps=200, metric="validation.skill")
     Worker(search, Walk, poll_s=0.0).work()
     found = result_of(search)
     best = found.ranked()[0]

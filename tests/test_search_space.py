@@ -57,8 +57,38 @@ def test_a_nested_table_and_a_quoted_key_are_one_setting(tmp_path):
         (
             "[space]\ntraining.steps = { integer = [10, 20] }\n",
             "space, key `training.steps`: expected a setting of the model, the windows or the "
-            "training, found one that the search itself keeps. Leave it out; trials are as long "
-            "as training.steps of the base.",
+            "training, found one that has to be the same in all trials. Leave it out, and set "
+            "it in the base.",
+        ),
+        (
+            "[space]\nwindows.horizon = { integer = [10, 20] }\n",
+            "space, key `windows.horizon`: expected a setting of the model, the windows or the "
+            "training, found one that has to be the same in all trials. Leave it out, and set "
+            "it in the base.",
+        ),
+        (
+            'metric = "validation.mes"\n' + RATE,
+            "…/space.toml, key `metric`: expected 'loss', 'validation.mse' or 'validation.skill', "
+            "found 'validation.mes'. Correct the value.",
+        ),
+        (
+            "[space]\n",
+            "…/space.toml, key `space`: expected 1 or more, found {}. Correct the value.",
+        ),
+        (
+            "[space]\ntraining.batch = [1, 20]\n",
+            "…/space.toml, key `space.training.batch`: expected a table such as { log = [1e-4, "
+            "1e-1] }, found [1, 20]. Correct the value.",
+        ),
+        (
+            "[space]\ntraining.batch = { integer = [1, 20, 30] }\n",
+            "…/space.toml, key `space.training.batch.integer`: expected 2 at most, found (1, 20, "
+            "30). Correct the value.",
+        ),
+        (
+            '[space]\ntraining.optimizer = { choice = ["adam", "adam"] }\n',
+            "…/space.toml, key `space.training.optimizer`: expected two choices or more, each "
+            "once, found choice = ['adam', 'adam']. Correct the section.",
         ),
         (
             "[space]\ntraining.batch = { integer = [0, 20] }\n",

@@ -20,7 +20,7 @@ import pytest
 from helpers_search import RUNGS, Walk, height, new_search
 
 from tapeline.errors import RunError
-from tapeline.search.journal import SearchJournal, open_storage
+from tapeline.search.journal import SearchJournal, open_storage, without_password
 from tapeline.search.replay import Replay, departures
 from tapeline.search.worker import Worker
 
@@ -251,15 +251,41 @@ def test_a_killed_writer_holds_up_nobody(tmp_path):
 
 def test_a_database_that_does_not_answer_is_told_without_its_password(tmp_path):
     url = f"postgresql+psycopg://someone:hunter2@/none?host={tmp_path}"
-    search = new_search(tmp_path / "s", storage=url)
-    assert "hunter2" not in (search.path / "search.json").read_text()
     with pytest.raises(RunError) as caught:
-        search.journal()
+        new_search(tmp_path / "s", storage=url)
+    assert not (tmp_path / "s" / "search.json").exists()
     said = str(caught.value)
     assert said.startswith("postgresql+psycopg://someone@/none?host=")
     assert "expected a database that answers" in said
     assert said.endswith("Check the URL, such as postgresql+psycopg://host/name, and that it runs.")
     assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("url", ["nonsense", "postgresql://host:port/name"])
+def test_what_is_no_url_is_told(tmp_path, url):
+    with pytest.raises(RunError) as caught:
+        new_search(tmp_path / "s", storage=url)
+    assert str(caught.value) == (
+        "--storage: expected the URL of a database, such as postgresql+psycopg://host/name, found "
+        "something else. Correct it; without --storage the journal is a file in the search's "
+        "folder."
+    )
+
+
+def test_a_search_goes_on_only_in_the_storage_that_it_began_with(tmp_path):
+    search = new_search(tmp_path / "s")
+    elsewhere = f"sqlite:///{tmp_path}/other.db"
+    with pytest.raises(RunError) as caught:
+        new_search(tmp_path / "s", storage=elsewhere).journal()
+    assert str(caught.value) == (
+        f"the journal of {search.identity}: expected the storage that the search began with, found "
+        "another one. Give --storage as it was then; without one it is a file in the folder."
+    )
+
+
+def test_no_password_is_written_down():
+    url = "postgresql+psycopg://someone:hunter2@host/name?sslpassword=hunter2"
+    assert without_password(url) == "postgresql+psycopg://someone@host/name"
 
 
 def test_full_runs_are_trials_that_optuna_s_own_tools_show(tmp_path):

@@ -134,6 +134,10 @@ def _wanted(error: ErrorDetails) -> str:
     wanted = wanted.removeprefix("Input should be ").removeprefix("should be ")
     if error["type"] == "model_type":
         return "a section"
+    if error["type"] == "too_short":
+        return f"{error['ctx']['min_length']} or more"
+    if error["type"] == "too_long":
+        return f"{error['ctx']['max_length']} at most"
     return f"a number {wanted}" if error["type"].startswith(("greater_", "less_")) else wanted
 
 

@@ -52,9 +52,11 @@ def list_(
 
     Example: tapeline runs list --where training.batch=256 --sort validation.mse
     """
-    from tapeline.runs.choosing import chosen
+    from tapeline.runs.choosing import check_keys, chosen
 
-    found = chosen(_indexed(root), where or (), sort)
+    runs = _indexed(root)
+    check_keys(runs, show or ())
+    found = chosen(runs, where or (), sort)
     _print_runs(found, limit, (*_COLUMNS, *(show or ())), f"{root}", as_json)
 
 
@@ -176,7 +178,8 @@ def _print_runs(
         return
     rows = [[_cell(look_up(run, key)) for key in columns] for run in runs[:limit]]
     more = f", {limit} shown" if len(runs) > limit else ""
-    print_table(Table(columns, rows, f"{caption}: {len(runs)} runs{more}"))
+    plural = "" if len(runs) == 1 else "s"
+    print_table(Table(columns, rows, f"{caption}: {len(runs)} run{plural}{more}"))
     for run in runs[:limit]:
         if run["problem"]:
             say(f"damaged: {run['problem']}")

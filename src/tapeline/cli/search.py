@@ -54,13 +54,19 @@ def run(
     from tapeline.search.conduct import conduct
     from tapeline.search.folder import SearchFolder
     from tapeline.search.space import SearchConfig
+    from tapeline.store import open_reader
 
     settings = [f"budget_steps={budget}"] if budget else []
     config = SearchConfig.load(space, [*settings, *(overrides or [])])
+    open_reader(config.base_config().data.store)  # without a store each trial would fail by itself
     search = SearchFolder.begin(out or Path("searches") / config.name, config, storage)
     _tell_plan(search)
-    with progress_bar("Searching") as progress:
-        conduct(search, workers or config.workers, say, progress)
+    try:
+        with progress_bar("Searching") as progress:
+            conduct(search, workers or config.workers, say, progress)
+    except KeyboardInterrupt:
+        say("stopped, and what runs was saved: give the same command again to go on")
+        raise typer.Exit(130) from None
     _tell(search, as_json)
 
 
@@ -118,7 +124,8 @@ def _tell(search: SearchFolder, as_json: bool) -> None:
         _print(result)
     for path in figures:
         say(f"figure: {path}")
-    if not result.finals and result.is_over and search.rules.picks:
+    if result.is_over and not result.has_a_figure:
+        say("no trial came to a figure")
         raise typer.Exit(1)
 
 
@@ -174,6 +181,8 @@ def _print(result: Result) -> None:
                 f"trial {final.trial}, found at {final.found:.6g}: {s.mean:.6g} ± "
                 f"{s.mean_half_width:.2g} on {len(s.values)} fresh seeds"
             )
+        elif result.is_over:
+            say(f"trial {final.trial}, found at {final.found:.6g}: fewer than 2 seeds got there")
     if over := result.overstated():
         say(
             f"the search's figure flatters its pick by {over[0]:+.3g}; {over[1]:.3g} is what the "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 # What two runs must share for their metrics to be comparable.
 _LIKE = ("config.model.factory", "config.data.target", "config.windows")
 GOOD = "validation.skill>0"
+# What validated runs have; a folder may hold none of them yet.
+_FIGURES = frozenset(f"validation.{one}" for one in ("mse", "mse_zero", "skill", "windows"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,35 @@ def look_up(run: Summary, key: str) -> Any:
     return None
 
 
+def check_keys(runs: Sequence[Summary], keys: Sequence[str]) -> None:
+    """Refuse a key that nothing is known by.
+
+    Raises:
+        ConfigError: none of the runs has it.
+    """
+    whole = [run for run in runs if not run.get("problem")]
+    for key in keys:
+        if not whole or key in _FIGURES or any(key in _names(run) for run in whole):
+            continue
+        nearest = difflib.get_close_matches(key, _names(whole[0]), n=1)
+        raise ConfigError(
+            f"key `{key}`",
+            expected="one that runs are known by",
+            found="one that none of them has",
+            fix=f"Write `{nearest[0]}`, the nearest" if nearest else "See `tapeline runs show RUN`",
+        )
+
+
+def _names(run: Summary, above: str = "") -> Iterator[str]:
+    """Every key of a summary, and of the configuration in it as if it were the summary's."""
+    for name, value in run.items():
+        yield f"{above}{name}"
+        if isinstance(value, dict):
+            yield from _names(value, f"{above}{name}.")
+            if name == "config" and not above:
+                yield from _names(value)
+
+
 def chosen(
     runs: Sequence[Summary], where: Sequence[str] = (), sort: str = "-created"
 ) -> list[Summary]:
@@ -90,10 +122,14 @@ def chosen(
         where: conditions, see `Condition.parse`.
         sort: a key, from small to large; with `-` before it from large to small. Runs that lack it,
             or have no number there, come last.
+
+    Raises:
+        ConfigError: a condition is none, or no run has a key.
     """
     conditions = [Condition.parse(text) for text in where]
-    found = [run for run in runs if all(one.holds(run) for one in conditions)]
     descends, key = sort.startswith("-"), sort.removeprefix("-")
+    check_keys(runs, [*(one.key for one in conditions), key])
+    found = [run for run in runs if all(one.holds(run) for one in conditions)]
     known: list[tuple[Any, Summary]] = []
     unknown: list[Summary] = []
     for run in found:
@@ -117,8 +153,12 @@ def like_it(
         runs: summaries.
         target: a condition; given, only finished runs that meet it count. `GOOD` is one.
         same: further keys that must have the same value.
+
+    Raises:
+        ConfigError: the target is no condition, or no run has a key.
     """
     met = Condition.parse(target) if target else None
+    check_keys([one, *runs], [*same, *([met.key] if met else [])])
     keys = (*_LIKE, *same)
     found = [
         run

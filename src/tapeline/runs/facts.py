@@ -116,7 +116,8 @@ def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
         weight = 2
         if _decides(before["config"], key, two):
             weight = next(w for pattern, w in _CONFIG_WEIGHTS if re.match(pattern, key))
-        default = knows_given and key not in given and key.split("[")[0] not in given
+        named = any(key == one or key.startswith((f"{one}.", f"{one}[")) for one in given)
+        default = knows_given and not named
         why = "neither run gave it: the default has changed" if default else ""
         changes.append(Change("config", key, one, two, weight, why))
     return changes

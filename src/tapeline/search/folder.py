@@ -22,7 +22,13 @@ from typing import Any, Self
 from tapeline.config import RunConfig
 from tapeline.errors import RunError
 from tapeline.files import atomic_write
-from tapeline.search.journal import SearchJournal, open_storage, without_password
+from tapeline.search.journal import (
+    JOURNAL,
+    SearchJournal,
+    begin_journal,
+    open_storage,
+    without_password,
+)
 from tapeline.search.schedule import Rules
 from tapeline.search.space import SearchConfig
 
@@ -56,28 +62,30 @@ class SearchFolder:
 
         Raises:
             ConfigError: the search or its base is wrong.
-            RunError: another search is there.
+            RunError: another search is there, or its database can't be reached.
         """
         base = config.base_config()
         config.rules(base)
+        identity = f"{config.name} {uuid.uuid4().hex[:12]}"
         about = {
             "format": "tapeline search",
             "version": 1,
-            "id": f"{config.name} {uuid.uuid4().hex[:12]}",
+            "id": identity,
             "settings": config.model_dump(mode="json"),
             "base": base.resolved(),
             "storage": storage and without_password(storage),
         }
         if not (path / ABOUT).exists():
-            if path.exists() and any(path.iterdir()):
+            if path.exists() and any(_is_foreign(one.name) for one in path.iterdir()):
                 raise RunError(
                     path,
                     expected="a place for a new search, or one that goes on",
                     found="other files",
                     fix="Choose another folder with --out",
                 )
+            # In this order: whoever joins finds a whole search, and an early crash leaves none.
             path.mkdir(parents=True, exist_ok=True)
-            atomic_write(path / BASE, Path(config.base).read_bytes())
+            begin_journal(open_storage(storage, path), identity, config.direction)
             _write_once(path / ABOUT, json.dumps(about, indent=1))
         found = cls.open(path, storage)
         same = found.base == base and _identity(found.config) == _identity(config)
@@ -88,6 +96,8 @@ class SearchFolder:
                 found="other settings in its file or its base",
                 fix="Give the changed one another folder with --out, or undo the change",
             )
+        if not found.base_file.exists():
+            atomic_write(found.base_file, Path(config.base).read_bytes())
         return found
 
     @classmethod
@@ -106,11 +116,11 @@ class SearchFolder:
             config = SearchConfig.from_mapping(about["settings"], ABOUT)
             base = RunConfig.from_mapping(about["base"], ABOUT)
             told = about["storage"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 path,
                 expected=f"the folder of a search, with {ABOUT}",
-                found="none",
+                found="none" if isinstance(error, OSError) else "one that can't be read",
                 fix="Give the folder that `tapeline search` made",
             ) from None
         return cls(path, config, base, config.rules(base), about["id"], storage or told)
@@ -124,10 +134,14 @@ class SearchFolder:
         """The journal, read from its beginning.
 
         Raises:
-            RunError: its database can't be reached.
+            RunError: its database can't be reached, or isn't the one that it began with.
         """
-        storage = open_storage(self.storage, self.path)
-        return SearchJournal(storage, self.identity, self.config.direction)
+        return SearchJournal(open_storage(self.storage, self.path), self.identity)
+
+
+def _is_foreign(name: str) -> bool:
+    """Whether a file isn't of a search that another command begins just now, or died beginning."""
+    return not name.startswith((".", JOURNAL))
 
 
 def _identity(config: SearchConfig) -> dict[str, Any]:

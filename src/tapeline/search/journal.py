@@ -29,6 +29,7 @@ from tapeline.runs.secrecy import looks_secret, without_credentials
 
 Entry = dict[str, Any]
 _ENTRY = "entry"
+JOURNAL = "journal.log"
 
 
 class _File(JournalFileBackend):
@@ -56,7 +57,8 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         RunError: the database can't be reached.
     """
     if url is None:
-        return JournalStorage(_File(folder / "journal.log"))
+        return JournalStorage(_File(folder / JOURNAL))
+    shown = without_password(url)
     from sqlalchemy.pool import NullPool  # half a second that only databases need
 
     try:
@@ -64,7 +66,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         return RDBStorage(url, engine_kwargs={"poolclass": NullPool})
     except Exception as error:  # whatever the driver raises, or that it isn't there
         raise RunError(
-            without_password(url),
+            shown,
             expected="a database that answers",
             found=without_credentials(str(error).strip().splitlines()[0]),
             fix="Check the URL, such as postgresql+psycopg://host/name, and that it runs",
@@ -72,12 +74,38 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
 
 
 def without_password(url: str) -> str:
-    """The URL of a database as it may be written down; who reads it has the password elsewhere."""
-    from sqlalchemy.engine import make_url
+    """The URL of a database as it may be written down; who reads it has the password elsewhere.
 
-    parsed = make_url(url)._replace(password=None)  # `set` takes None for unchanged
+    Raises:
+        RunError: it is no URL.
+    """
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        parsed = make_url(url)._replace(password=None)  # `set` takes None for unchanged
+    except (ArgumentError, ValueError):  # the latter of a port that is none
+        raise RunError(
+            "--storage",
+            expected="the URL of a database, such as postgresql+psycopg://host/name",
+            found="something else",
+            fix="Correct it; without --storage the journal is a file in the search's folder",
+        ) from None
     secret = [key for key in parsed.query if looks_secret(key)]
     return parsed.difference_update_query(secret).render_as_string()
+
+
+def begin_journal(
+    storage: BaseStorage, name: str, direction: Literal["minimize", "maximize"]
+) -> None:
+    """Make the journal of a new search.
+
+    Args:
+        storage: what all workers will share.
+        name: of the search, in that storage.
+        direction: in which its metric is better.
+    """
+    optuna.create_study(storage=storage, study_name=name, direction=direction)
 
 
 class SearchJournal:
@@ -86,15 +114,21 @@ class SearchJournal:
     Args:
         storage: what all workers share.
         name: of the search, in that storage.
-        direction: in which its metric is better.
+
+    Raises:
+        RunError: that storage doesn't hold it.
     """
 
-    def __init__(
-        self, storage: BaseStorage, name: str, direction: Literal["minimize", "maximize"]
-    ) -> None:
-        self._study = optuna.create_study(
-            storage=storage, study_name=name, direction=direction, load_if_exists=True
-        )
+    def __init__(self, storage: BaseStorage, name: str) -> None:
+        try:
+            self._study = optuna.load_study(storage=storage, study_name=name)
+        except KeyError:
+            raise RunError(
+                f"the journal of {name}",
+                expected="the storage that the search began with",
+                found="another one",
+                fix="Give --storage as it was then; without one it is a file in the folder",
+            ) from None
         self._read = 0
 
     def append(self, entry: Entry, **shown: Any) -> str:

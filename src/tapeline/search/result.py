@@ -121,6 +121,11 @@ class Result:
 
         return sorted(self.trials, key=place)
 
+    @property
+    def has_a_figure(self) -> bool:
+        """Whether any trial came to one."""
+        return any(one.value is not None and math.isfinite(one.value) for one in self.trials)
+
     def overstated(self) -> tuple[float, float] | None:
         """By how much the best pick's figure flatters it: measured on fresh seeds, and expected.
 
@@ -194,7 +199,7 @@ def result_of(search: SearchFolder, progress: Progress = lambda _done, _all: Non
         _planned(search),
         {
             "rungs": list(rungs),
-            "reached": [len(scores) for scores in schedule.scores],
+            "reached": [sum(map(math.isfinite, one.values())) for one in schedule.scores],
             "budget_steps": search.rules.budget_steps,
             "budget_spent_steps": schedule.spent_steps,
             "given_back": replay.num_given_back,

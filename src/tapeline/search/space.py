@@ -6,6 +6,7 @@ and the points of a grid. Does not cover choosing among them (`suggest`).
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Iterator
@@ -24,8 +25,11 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Value = str | int | float | bool
 Values = dict[str, Value]
 _KINDS = ("choice", "integer", "log", "uniform")
-# They decide how long a trial is, where it lies, or are what the search itself sets.
-_KEPT = ("name", "seed", "log_every", "data", "validation", "checkpoint", "stop", "training.steps")
+# They decide how long a trial is, where it lies, what its figure is of, or are the search's own.
+_KEPT = (
+    *("name", "seed", "log_every", "data", "validation", "checkpoint", "stop"),
+    *("training.steps", "windows.horizon"),
+)
 
 
 class Dimension(Section):
@@ -38,6 +42,13 @@ class Dimension(Section):
     points: Annotated[int, Field(ge=2)] | None = Field(
         None, description="how many of them a grid takes, evenly; of a choice it takes all"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_table(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError("a table such as { log = [1e-4, 1e-1] }")
+        return value
 
     @field_validator("integer", "log", "uniform", mode="before")
     @classmethod
@@ -54,8 +65,8 @@ class Dimension(Section):
             raise ValueError("the lower end first, and two different ones")
         if self.log and self.log[0] <= 0:
             raise ValueError("a lower end above 0 for a logarithm")
-        if self.choice is not None and len(self.choice) < 2:
-            raise ValueError("two choices or more")
+        if self.choice is not None and not 2 <= len(self.choice) == len(set(self.choice)):
+            raise ValueError("two choices or more, each once")
         return self
 
     def ends(self) -> list[Value]:
@@ -104,8 +115,7 @@ class SearchConfig(Config):
 
     base: str = Field(description="the configuration that trials are laid over, from this file")
     name: str = "search"
-    metric: str = Field("validation.mse", description="`loss`, or `validation.` and a figure")
-    direction: Literal["minimize", "maximize"] = "minimize"
+    metric: Literal["loss", "validation.mse", "validation.skill"] = "validation.mse"
     sampler: Literal["grid", "random", "tpe", "gp"] = "random"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     budget_steps: Positive
@@ -123,13 +133,6 @@ class SearchConfig(Config):
         """`training.batch = {…}` is a table in a table in TOML, and one key here."""
         return dict(_flat(value)) if isinstance(value, dict) else value
 
-    @field_validator("metric")
-    @classmethod
-    def _is_metric(cls, value: str) -> str:
-        if value != "loss" and not value.removeprefix("validation.").isidentifier():
-            raise ValueError("`loss`, or `validation.` and a figure, such as validation.mse")
-        return value
-
     @model_validator(mode="after")
     def _has_points(self) -> Self:
         for key, one in self.space.items():
@@ -142,6 +145,11 @@ class SearchConfig(Config):
         """The base's path is from the file's folder."""
         if isinstance(base := values.get("base"), str):
             values["base"] = str((folder / base).absolute())
+
+    @property
+    def direction(self) -> Literal["minimize", "maximize"]:
+        """In which the metric is better."""
+        return "maximize" if self.metric == "validation.skill" else "minimize"
 
     def settings(self, values: Values) -> list[str]:
         """What `--set` gets for a configuration."""
@@ -160,8 +168,8 @@ class SearchConfig(Config):
                 raise ConfigError(
                     f"space, key `{key}`",
                     expected="a setting of the model, the windows or the training",
-                    found="one that the search itself keeps",
-                    fix="Leave it out; trials are as long as training.steps of the base",
+                    found="one that has to be the same in all trials",
+                    fix="Leave it out, and set it in the base",
                 )
             for value in one.ends():
                 RunConfig.load(Path(self.base), self.settings({key: value}))
@@ -221,8 +229,14 @@ class SearchConfig(Config):
 
 def _flat(table: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
-        nested = isinstance(value, dict) and any(isinstance(one, dict) for one in value.values())
-        if nested:
+        if isinstance(value, dict) and not _looks_like_a_range(value):
             yield from _flat(value, f"{above}{key}.")
         else:
             yield above + key, value
+
+
+def _looks_like_a_range(table: dict[str, Any]) -> bool:
+    """Whether a table is meant as a range, maybe with a typing error, and not as a section."""
+    if any(isinstance(one, dict) for one in table.values()):
+        return False
+    return any(difflib.get_close_matches(key, Dimension.model_fields) for key in table)
