@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers_supervise import ended, plan, state_after
+from typer.testing import CliRunner
 
+from tapeline.cli import app
 from tapeline.clock import FakeClock
 from tapeline.ledger import Ledger
 from tapeline.reliability import efficiency
@@ -88,6 +90,15 @@ def test_a_run_under_chaos_is_compared_with_itself_in_peace(tmp_path):
     going_s = 46 - 12 - 3
     carried = efficiency(going_s / 3, blocking_s=1.0, mtbf_s=45.0) * 45 / 46
     assert trial.predicted == pytest.approx(carried * 30 / going_s)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "least"), [("--mtbf", "0", "0.1"), ("--minutes", "-1", "0.1")]
+)
+def test_a_schedule_that_is_none_is_refused(option, value, least):
+    done = CliRunner().invoke(app, ["chaos", "run.toml", "--out", "chaos", option, value])
+    assert done.exit_code == 2
+    assert f"greater than or equal to {least}" in " ".join(done.output.replace("│", "").split())
 
 
 def test_a_killed_chaos_leaves_no_supervisor(tmp_path):

@@ -38,6 +38,8 @@ def test_a_machine_knows_its_place_from_its_scheduler_or_is_told():
         Node.of({}, number=2)
     with pytest.raises(RunError, match="from 0 to 1, found 2"):
         Node.of({}, number=2, index=2)
+    with pytest.raises(RunError, match="number of machines beside it, found 1 alone"):
+        Node.of({}, index=1)
 
 
 def test_on_several_machines_the_number_of_ranks_is_fixed(tmp_path):

@@ -65,11 +65,12 @@ def test_who_raised_was_not_killed_though_torchrun_kills_the_others(tmp_path):
 
 
 def test_the_record_says_who_failed_first_and_not_what_rank_0_saw_of_it(tmp_path):
-    for said, elsewhere, expected in (
-        ("failed", True, ("killed", "rank 1 was ended by SIGKILL", "then")),
-        ("failed", False, ("failed", "reset by peer", "then")),
-        ("preempted", True, ("preempted", "reset by peer", "then")),
-        (None, True, ("killed", "rank 1 was ended by SIGKILL", utc(9))),
+    for said, elsewhere, after, expected in (
+        ("failed", True, 0, ("killed", "rank 1 was ended by SIGKILL", "then")),
+        ("failed", False, 0, ("failed", "reset by peer", "then")),
+        ("failed", True, 1, ("failed", "reset by peer", "then")),  # the attempt began no life
+        ("preempted", True, 0, ("preempted", "reset by peer", "then")),
+        (None, True, 0, ("killed", "rank 1 was ended by SIGKILL", utc(9))),
     ):
         lines = [{"attempt": 1, "from_step": 0}]
         if said:
@@ -77,6 +78,7 @@ def test_the_record_says_who_failed_first_and_not_what_rank_0_saw_of_it(tmp_path
         path = tmp_path / "attempts.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         History(tmp_path).note_end(
+            after=after,
             how="killed",
             step=3,
             evidence="rank 1 was ended by SIGKILL",

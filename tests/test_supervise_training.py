@@ -127,6 +127,27 @@ def test_a_run_that_met_its_criteria_to_stop_is_not_started_again(tmp_path):
         json.loads(line) for line in (run / "supervise/history.jsonl").read_text().splitlines()
     ]
     assert (life["how"], life["first"]) == ("stopped", [])
+    # What is given with the folder of a run holds for going on with it, or is refused.
+    again = [*command[:4], str(run)]
+    other = subprocess.run(
+        [*again, "--max-restarts", "0", "--set", "training.steps=61"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert other.returncode == 70, other.stderr
+    assert (
+        "settings that leave the run's computation alone, found training.steps=61"
+        in (other.stderr.splitlines()[-1])
+    )
+    elsewhere = subprocess.run(
+        [*again, "--out", str(tmp_path / "other")], capture_output=True, text=True, check=False
+    )
+    assert elsewhere.returncode == 2
+    assert elsewhere.stderr == (
+        f"tapeline: --out: expected {run}, the folder of the run that is gone on with, found "
+        f"{tmp_path}/other. Leave it out, or give a TOML file to begin another run.\n"
+    )
 
 
 SLOW_MODEL = '''

@@ -76,7 +76,7 @@ def supervise(
     rules = Rules(policy=policy, health=health, evict=evict)
     here = Node.of(os.environ, number=nodes, index=node, address=address)
     if what.is_dir():
-        settings, run, source = _recorded(what), what, None
+        settings, run, source = _recorded(what, out, overrides), what, None
     else:
         settings, run, source = _loaded(what, out, overrides)
     told = (alert, webhook)
@@ -103,7 +103,7 @@ def chaos(
         float, typer.Option(min=0.1, max=86400, help="Seconds between two faults, on average.")
     ] = 60.0,
     minutes: Annotated[
-        float, typer.Option(min=0.1, max=525600, help="No faults after that.")
+        float, typer.Option(min=0.1, max=525600, help="Of training; no faults after that.")
     ] = 10.0,
     seed: Annotated[int, typer.Option(help="Decides when, what and where.")] = 0,
     ranks: Ranks = "2",
@@ -137,6 +137,8 @@ def chaos(
     else:
         end = "the same bits" if not trial.parted else f"other bits in {', '.join(trial.parted)}"
         say(f"{trial.strikes} faults; {end} as undisturbed; the account closes")
+        if not trial.strikes:
+            say("The run ended before the first fault: give more training.steps or less --mtbf")
         measured, predicted = (_share(x) for x in (trial.goodput, trial.predicted))
         say(f"goodput {measured}; {predicted} predicted for these failures and costs")
     raise typer.Exit(1 if trial.parted else 0)
@@ -171,7 +173,7 @@ def run_supervised(
         settings: its configuration.
         source: the file of it; None for a run that has begun.
         run: its folder.
-        words: more arguments of `tapeline train`.
+        words: more arguments of `tapeline train` and `tapeline resume`.
         ranks, warm, rules: as asked for.
         told: the command and the URL for alerts.
         node: this machine, where it is one of several.
@@ -187,8 +189,7 @@ def run_supervised(
 
     run = run.absolute()
     begin = ("tapeline", "train", str(source), "--out", str(run), *words)
-    as_json = ("--json",) if "--json" in words else ()
-    resume = ("tapeline", "resume", str(run), *as_json)
+    resume = ("tapeline", "resume", str(run), *words)
     job = Job(run, begin, resume, Asked.parse(ranks), settings.training, node or Node())
     engine: Engine = Standby(run) if warm else Torchrun(run)
     clock = SystemClock()
@@ -212,13 +213,21 @@ def end(outcome: Outcome) -> None:
     raise typer.Exit(outcome.exit_code)
 
 
-def _recorded(run: Path) -> RunConfig:
+def _recorded(run: Path, out: Path | None, overrides: list[str] | None) -> RunConfig:
     from tapeline.clock import SystemClock
     from tapeline.config import RunConfig
+    from tapeline.errors import RunError
     from tapeline.runs import RunFolder
 
+    if out and out.absolute() != run.absolute():
+        raise RunError(
+            "--out",
+            expected=f"{run}, the folder of the run that is gone on with",
+            found=str(out),
+            fix="Leave it out, or give a TOML file to begin another run",
+        )
     record = RunFolder(run, SystemClock()).record()
-    return RunConfig.from_mapping(record["config"], str(run / "run.json"))
+    return RunConfig.from_mapping(record["config"], str(run / "run.json"), overrides or [])
 
 
 def _loaded(

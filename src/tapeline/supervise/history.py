@@ -84,18 +84,26 @@ class History:
         return (self.run / "run.json").exists()
 
     def note_end(
-        self, *, how: str, step: int | None, evidence: str, wall_ns: int, elsewhere: bool
+        self,
+        *,
+        after: int,
+        how: str,
+        step: int | None,
+        evidence: str,
+        wall_ns: int,
+        elsewhere: bool,
     ) -> None:
-        """Add to the run's record how its last attempt ended, unless that was said in it.
+        """Add to the run's record how its last life ended, unless it said so itself.
 
         Args:
+            after: lives there were before; without another, none has ended.
             how, step, evidence, wall_ns: of the end.
             elsewhere: another rank than 0 failed first. Only rank 0 writes into the record, and
                 what it knows of such an end is that a connection was lost.
         """
         life = self._last_life()
         said = life.get("how")
-        if not life or (said and not (said == "failed" and elsewhere)):
+        if self.num_lives() <= after or (said and not (said == "failed" and elsewhere)):
             return
         line = {"attempt": life["attempt"], "how": how, "evidence": evidence}
         if not said:
@@ -103,10 +111,15 @@ class History:
         with Journal(self.run / "attempts.jsonl") as journal:
             journal.append(line if said or step is None else {**line, "step": step})
 
-    def stopped(self) -> str | None:
-        """Why the run's last life ended by the criteria of its configuration, if it did."""
+    def num_lives(self) -> int:
+        """Lives of the run that have begun to train; an attempt may end before that."""
+        return int(self._last_life().get("attempt", 0))
+
+    def stopped(self, *, after: int) -> str | None:
+        """Why a life after so many ended by the criteria of its configuration, if one did."""
         life = self._last_life()
-        return life["evidence"] if life.get("how") == "stopped" else None
+        ended = self.num_lives() > after and life.get("how") == "stopped"
+        return life["evidence"] if ended else None
 
     def _last_life(self) -> dict[str, Any]:
         """What the run's record says of it; nothing before the first."""

@@ -61,6 +61,13 @@ class Node:
             RunError: that is no machine of so many.
         """
         number = _first(environment, _NUMBER, 1) if number is None else number
+        if number == 1 and index:
+            raise RunError(
+                "--node",
+                expected="the number of machines beside it",
+                found=f"{index} alone",
+                fix="Give --nodes too",
+            )
         if number == 1:
             return cls()
         index = _first(environment, _INDEX, -1) if index is None else index

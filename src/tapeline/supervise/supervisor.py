@@ -31,6 +31,7 @@ from tapeline.supervise.places import Places, devices
 from tapeline.supervise.policy import (
     EXIT_DO_NOT_REQUEUE,
     EXIT_REQUEUE,
+    EXIT_STOPPED,
     Action,
     Ended,
     How,
@@ -69,6 +70,7 @@ class Supervisor:
     _nodes: Nodes = field(init=False)
     _pace: Pace = field(init=False)
     _stop: bool = field(init=False, default=False)
+    _lives: int = field(init=False, default=0)  # of the run, before this attempt
     _ranks_before: int | None = field(init=False, default=None)
     _told_ns: int = field(init=False, default=0)
     _grow_asked: int = field(init=False, default=0)
@@ -137,8 +139,9 @@ class Supervisor:
         return action
 
     def _outcome(self, launch: Launch, verdict: Verdict | None, action: Action) -> Outcome:
-        code, why = action.exit_code, self._history.stopped()
-        reason = f"{action.reason}: {why}" if why else action.reason
+        code, reason = action.exit_code, action.reason
+        if code == EXIT_STOPPED:
+            reason = f"{reason}: {self._history.stopped(after=self._lives)}"
         self._nodes.decide(launch.folder, code, reason)
         said = () if code else tuple(launch.errors_of(0))
         if code == EXIT_DO_NOT_REQUEUE:
@@ -154,7 +157,7 @@ class Supervisor:
         if before not in (None, len(slots)):
             self.alerts.send("ranks", change_text(before or 0, len(slots), self.job.training))
         began_ns = self.clock.wall_ns()
-        committed = self._history.committed()
+        committed, self._lives = self._history.committed(), self._history.num_lives()
         command = self.job.resume if begin.resumes else self.job.begin
         environment = {"TAPELINE_ATTEMPT": str(begin.number), **devices(slots, os.environ)}
         number = begin.share.num_ranks
@@ -166,7 +169,8 @@ class Supervisor:
             planned, hung = self._watch(launch, slots, committed)
         finally:
             launch.end()
-        how = "stopped" if self._history.stopped() else _how(launch, hung=hung is not None)
+        stopped = self._history.stopped(after=self._lives)
+        how = "stopped" if stopped else _how(launch, hung=hung is not None)
         self._nodes.end(launch.folder, how)
         verdict = hung
         if how in ("failed", "killed"):
@@ -234,6 +238,7 @@ class Supervisor:
         evidence = "; ".join(verdict.evidence) if verdict else f"its ranks ended: {how}"
         steps = self._monitor.steps()
         self._history.note_end(
+            after=self._lives,
             how=how if how in ("preempted", "failed") else "killed",
             step=min(steps.values(), default=None),
             evidence=evidence,

@@ -57,7 +57,7 @@ def under_chaos(
         run: folder of the run.
         supervised: the command; prints the run's result as JSON.
         strikes: what to do, in turn.
-        longest_s: no strikes after that.
+        longest_s: from the first step on; no strikes after that.
         say: told of each.
 
     Returns:
@@ -67,7 +67,6 @@ def under_chaos(
         RunError: the supervisor gave up.
     """
     chaos = Chaos(run, say)
-    deadline = time.monotonic() + longest_s
     parent = os.getpid()
     with subprocess.Popen(
         supervised,
@@ -75,6 +74,9 @@ def under_chaos(
         text=True,
         preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509  no threads here
     ) as process:
+        while process.poll() is None and not chaos.ready():
+            time.sleep(_POLL_S)
+        deadline = time.monotonic() + longest_s
         for strike in strikes:
             while process.poll() is None and not chaos.ready() and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
