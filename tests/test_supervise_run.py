@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,8 +94,10 @@ def test_the_record_says_who_failed_first_and_not_what_rank_0_saw_of_it(tmp_path
 
 def test_a_stopped_rank_is_found_by_its_silence_and_its_stacks_are_kept(tmp_path):
     plan(tmp_path, (1, 1, 25, "SIGSTOP"))
-    outcome = supervisor(tmp_path, "2").supervise()
+    said: list[str] = []
+    outcome = supervisor(tmp_path, "2", said=said).supervise()
     assert outcome.exit_code == 0
+    assert re.search(r": (rank [01] makes|ranks 0, 1 make) no progress$", said[0])
     assert json.loads(outcome.output)["state"] == state_after(60)
     assert [(life["how"], life["first"]) for life in ended(tmp_path)] == [
         ("hung", [1]),

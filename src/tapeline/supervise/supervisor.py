@@ -220,8 +220,9 @@ class Supervisor:
             time.sleep(_POLL_S)
 
     def _hung(self, launch: Launch, ranks: list[int]) -> Verdict | None:
-        text = f"{self.job.run}: ranks {', '.join(map(str, ranks))} make no progress"
-        self.alerts.send("hang", text)
+        who = ", ".join(map(str, ranks))
+        they = f"ranks {who} make" if len(ranks) > 1 else f"rank {who} makes"
+        self.alerts.send("hang", f"{self.job.run}: {they} no progress")
         if self.rules.policy.record_only:
             return None
         return self._monitor.collect_stacks(launch, self._places.host)
