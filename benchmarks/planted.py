@@ -153,7 +153,7 @@ def _strategy(name: str) -> tuple[str, ...]:
 
 PLANTS = {
     # Long steps: what other processes take from one is then a small share of it.
-    "healthy": Plant("healthy", (), (_arguments(every_s=0.06),)),
+    "healthy": Plant("healthy", (), (_arguments(every_s=0.2),)),
     "slow loader": Plant(
         "starvation",
         (),
@@ -173,9 +173,9 @@ PLANTS = {
     "slow rank under fsdp2": Plant(
         "persistent straggler", (1,), (_arguments(slow_rank=1, size=512), *_strategy("fsdp2"))
     ),
-    "healthy under ddp": Plant("healthy", (), (_arguments(every_s=0.06), *_strategy("ddp"))),
+    "healthy under ddp": Plant("healthy", (), (_arguments(every_s=0.2), *_strategy("ddp"))),
     "healthy under fsdp2": Plant(
-        "healthy", (), (_arguments(every_s=0.06, size=512), *_strategy("fsdp2"))
+        "healthy", (), (_arguments(every_s=0.2, size=512), *_strategy("fsdp2"))
     ),
     "rotating noise": Plant("rotating straggler", (), (_arguments(every_s=0.01, rotating_s=0.03),)),
     "stopped in a collective": Plant(
