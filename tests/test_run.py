@@ -116,6 +116,14 @@ def test_the_same_configuration_gives_the_same_bits(workplace, whole):
     assert again.losses == whole.losses
 
 
+@pytest.mark.parametrize("steps", [14, 15, 16])
+def test_no_profile_outlives_a_life(workplace, steps):
+    """A life may end within the step that is profiled; torch crashed as the process exited."""
+    config = config_of(workplace, f"training.steps={steps}")
+    start(config, workplace / f"profiled-{steps}")
+    assert not torch.autograd._profiler_enabled()
+
+
 def test_another_seed_gives_other_bits(workplace, whole):
     other = start(config_of(workplace, "seed=1"), workplace / "other-seed")
     assert other.state_sha256 != whole.state_sha256

@@ -231,7 +231,9 @@ class _Life:
             open_parts.callback(lambda: meter.write(self._ledger.step))  # however it ends
             watching = Watching(self._run, parts, self._observer, self._course)
             losses = LossHook(self._observer, parts, meter, watching)
-            kernels = KernelHooks(self._observer, parts.step.device)
+            kernels = open_parts.enter_context(
+                contextlib.closing(KernelHooks(self._observer, parts.step.device))
+            )
             keeper = self._keeper(guard, copies, ranks, losses, open_parts)
             stopping = Stopping(self._run, parts, losses, keeper)
             stopping.check(self._first)  # a life that begins where one was stopped ends there too

@@ -122,6 +122,10 @@ class KernelHooks:
             with ledger.span("startup"):  # once in a life, not in its steps
                 self._profile.begin()
 
+    def close(self) -> None:
+        """End a profile that no step ended: the process would crash as it exits."""
+        self._profile.end()
+
     def end(self, number: int, _: torch.Tensor) -> None:
         """The hook before all others."""
         if number != self._at_step + 1:
