@@ -1,6 +1,7 @@
 """What every test runs under: one torch thread, no deadlines, and stores on demand."""
 
 import itertools
+import signal
 
 import pytest
 import torch
@@ -14,6 +15,10 @@ from tapeline.store import Shards, write_shards
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)
 settings.load_profile("same")
+
+# A shell's background job ignores SIGINT, and so would every process that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
