@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_every_block_runs(tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     (tmp_path / "python.py").write_text("".join(code for kind, code in BLOCKS if kind == "python"))
