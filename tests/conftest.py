@@ -2,11 +2,13 @@
 
 import itertools
 import signal
+import sys
 
 import pytest
 import torch
 from hypothesis import settings
 
+from tapeline import cli
 from tapeline.store import Shards, write_shards
 
 # No deadlines: a machine's load is nobody's fault. The same cases each time, so that a commit which
@@ -38,3 +40,21 @@ def new_store(tmp_path_factory):
         return Shards(folder, fmt)
 
     return new
+
+
+@pytest.fixture
+def tapeline(monkeypatch, capsys, tmp_path):
+    """Run one command in a folder of its own; returns exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tapeline", *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return int(ended.value.code or 0), out, err
+
+    return run

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tapeline import cli
 from tapeline.ingest import IngestConfig
 
 ORDERS = """id,timestamp,exchange_timestamp,price,volume,action,direction
@@ -19,24 +18,6 @@ ORDERS = """id,timestamp,exchange_timestamp,price,volume,action,direction
 2,1777689383100,0,101.0,2.0,created,ask
 3,1777689384900,0,99.0,1.0,created,bid
 """
-
-
-@pytest.fixture
-def tapeline(monkeypatch, capsys, tmp_path):
-    """Run one command in a folder of its own; returns exit code, standard output and error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tapeline", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture

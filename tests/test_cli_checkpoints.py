@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import sys
@@ -53,26 +54,15 @@ def trained(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def tapeline(trained, monkeypatch, capsys, tmp_path):
-    """Run one command in a copy of that folder; returns exit code, standard output and error."""
+def tapeline(trained, tapeline, monkeypatch, tmp_path):
+    """Run a verb of `tapeline checkpoints` in a copy of that folder."""
     folder = tmp_path / "copy"
     shutil.copytree(trained, folder)
     record = json.loads((folder / "run" / "run.json").read_text())
     assert record["config"]["checkpoint"]["durable"] == str(trained / "far")
     monkeypatch.chdir(folder)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tapeline", "checkpoints", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        monkeypatch.setenv("COLUMNS", "300")
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return int(ended.value.code or 0), out, err
-
-    return run
+    monkeypatch.setenv("COLUMNS", "300")
+    return functools.partial(tapeline, "checkpoints")
 
 
 FAR = ("--set", "checkpoint.durable=far")

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
 
 import pytest
 
-from tapeline import cli
-
 
 @pytest.fixture
-def plan(monkeypatch, capsys, tmp_path):
-    """Run one verb of `tapeline plan` in a folder of its own; returns exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tapeline", "plan", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+def plan(tapeline):
+    """Run one verb of `tapeline plan`; returns exit code, output, errors."""
+    return functools.partial(tapeline, "plan")
 
 
 @pytest.fixture

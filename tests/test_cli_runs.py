@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from helpers_runs import losses_of, new_record, write_run
 
-from tapeline import cli
 
-
-@pytest.fixture
-def tapeline(monkeypatch, capsys, tmp_path):
-    """Run one command in a folder of its own; returns exit code, standard output and error."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    """The index of runs lies in the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tapeline", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture

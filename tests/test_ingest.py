@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import json
 import subprocess
@@ -387,19 +388,8 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(240)
-def test_the_command(tapes, tmp_path, monkeypatch, capsys):
-    from tapeline.cli import main
-
-    monkeypatch.chdir(tmp_path)
-
-    def tapeline(*arguments):
-        monkeypatch.setattr(sys, "argv", ["tapeline", "ingest", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
+def test_the_command(tapes, tmp_path, tapeline):
+    tapeline = functools.partial(tapeline, "ingest")
     files = [path for (path,) in tapes]
     code, out, err = tapeline(*files, "--out", "s", "--json", "--set", "depth=2")
     assert code == 0, err

@@ -36,21 +36,9 @@ COMMANDS = dict(commands())
 GROUPS = [name for name, command in COMMANDS.items() if hasattr(command, "commands")]
 
 
-@pytest.fixture
-def tapeline(monkeypatch, capsys, tmp_path) -> Tapeline:
-    """Run one command in a folder of its own; returns exit code, standard output and error."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tapeline", *arguments])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 @pytest.mark.parametrize("name", COMMANDS)

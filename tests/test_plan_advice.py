@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapeline import cli
 from tapeline.clock import FakeClock
 from tapeline.ledger import Ledger
 from tapeline.plan.accelerator import Link
@@ -113,23 +111,6 @@ def test_no_lever_gives_more_than_the_part_it_shortens(spent, known):
     gains = [one.speedup for one in found if one.speedup is not None]
     assert gains == sorted(gains, reverse=True)
     assert all(math.isfinite(gain) for gain in gains)
-
-
-@pytest.fixture
-def tapeline(monkeypatch, capsys, tmp_path):
-    """Run a verb in a folder of its own; returns exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tapeline", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def ledger_of_a_run(path, *, data_ns, num_steps=10, **record):

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from tapeline import cli
 from tapeline.store import Shards, write_part, write_shards
 
 REMOTE = "memory://command-line/store"
-
-
-@pytest.fixture
-def tapeline(monkeypatch, capsys, tmp_path):
-    """Run a command; returns exit code, standard output and error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tapeline", *arguments])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return run
 
 
 def test_a_store_goes_to_a_url_and_comes_back(tapeline, tmp_path: Path) -> None:
