@@ -37,6 +37,13 @@ def test_a_message_says_where_expected_found_and_fix(kind: type[TapelineError]) 
     assert str(caught.value) == "a.f32: expected 8 bytes, found 7. Copy it again."
 
 
+def test_parts_that_are_sentences_themselves_end_with_one_full_stop() -> None:
+    inner = StoreError("a.f32", **SAID)
+    error = StoreError("b", expected="a store", found=f"none: {inner}", fix="Look at it.")
+    assert str(error) == f"b: expected a store, found none: {inner} Look at it."
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "carry", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))]

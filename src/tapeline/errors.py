@@ -33,7 +33,7 @@ class TapelineError(ValueError):
         self.expected = expected
         self.found = found.rstrip(".")  # it may be another error's sentence
         self.fix = fix.rstrip(".")
-        super().__init__(f"{self.where}: expected {expected}, found {found}. {self.fix}.")
+        super().__init__(f"{self.where}: expected {expected}, found {self.found}. {self.fix}.")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments don't survive the default, which matters when a worker raises.
