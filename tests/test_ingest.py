@@ -19,7 +19,7 @@ from typer.main import get_command
 from tapeline import cli
 from tapeline.cli.ingest import READER_OPTIONS
 from tapeline.errors import ConfigError, StoreError, TapeError
-from tapeline.ingest import IngestConfig, distinct, ingest, ingest_parallel, ingest_part, jobs
+from tapeline.ingest import IngestConfig, distinct, ingest, ingest_parallel, ingest_part
 from tapeline.store import Shards
 from tapeline.tape import READERS, Calendar, Gaps, LocalHours, UtcDays
 
@@ -301,7 +301,7 @@ def test_rows_without_a_derived_column_stand_in_the_report(tapes, tmp_path):
 
 @pytest.mark.timeout(240)
 def test_processes_tell_how_far_they_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "_WATCH_S", 0.001)
+    monkeypatch.setattr("tapeline.ingest.files._WATCH_S", 0.001)
     tapes = [[tmp_path / f"{day}.csv"] for day in range(3)]
     for day, (path,) in enumerate(tapes):
         path.write_text(orders(day, 8_000))

@@ -1,8 +1,14 @@
 """From market data files to a store: read in order or by several processes, appended as read."""
 
 from tapeline.ingest.config import IngestConfig, Reading
-from tapeline.ingest.files import Ingested, check_out, distinct, ingest, ingest_part
-from tapeline.ingest.jobs import ingest_parallel
+from tapeline.ingest.files import (
+    Ingested,
+    check_out,
+    distinct,
+    ingest,
+    ingest_parallel,
+    ingest_part,
+)
 
 __all__ = [
     "IngestConfig",

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -38,25 +38,19 @@ class Reading:
     """How files are read; the fields are those of `read_tape`.
 
     Attributes:
-        format: name of a reader; recognised by content if None.
-        instrument: name in the sessions' keys; as the files say if None.
         sessions: makes the rule of where sessions begin and end, for each tape its own, since
-            a rule remembers where it was; by UTC day if None.
-        grid, policy: the format's own if None.
-        options: of the reader.
-        max_unreadable_share: largest share of lines that may be left out.
-        max_lifted_share: largest share of events that may be out of the order of time.
+            a rule remembers where it was.
         derive: names of derived columns, computed once, here.
     """
 
-    format: str | None = None
-    instrument: str | None = None
-    sessions: Callable[[], Sessions] | None = None
-    grid: GridOptions | None = None
-    policy: Policy | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    max_unreadable_share: float = 0.001
-    max_lifted_share: float = 0.01
+    format: str
+    instrument: str | None
+    sessions: Callable[[], Sessions]
+    grid: GridOptions
+    policy: Policy
+    options: Mapping[str, Any]
+    max_unreadable_share: float
+    max_lifted_share: float
     derive: tuple[str, ...] = ()
 
 

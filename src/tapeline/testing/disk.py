@@ -12,22 +12,21 @@ import contextlib
 import io
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from tapeline.testing.faults import Crash, Fault, Injector, Operation
+from tapeline.testing.faults import Crash, Fault, Injector
 
 _BLOCK_BYTES = 4096
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-class FaultyDisk:
+class FaultyDisk(Injector):
     """Intercepts file operations below `root` while its `with` block lasts; one at a time.
 
     Without faults it is a recorder: `operations` lists what a save does, and
-    `crashes(operations)` is a crash between any two of them.
+    `crashes(operations)` is a crash between any two of them. Paths are relative to the root.
 
         with FaultyDisk(folder) as disk:
             save()
@@ -40,26 +39,11 @@ class FaultyDisk:
     """
 
     def __init__(self, root: Path, *faults: Fault) -> None:
+        super().__init__(faults)
         self._root = os.path.realpath(root)
-        self._injector = Injector(faults)
         self._paths: dict[int, str] = {}  # of open descriptors
         self._undo = contextlib.ExitStack()
         self._really: dict[str, Any] = {}
-
-    @property
-    def operations(self) -> Sequence[Operation]:
-        """What was done or tried, in order; paths are relative to the root."""
-        return self._injector.operations
-
-    @property
-    def struck(self) -> Sequence[Fault]:
-        """The faults that have struck."""
-        return self._injector.struck
-
-    @property
-    def crashed(self) -> bool:
-        """Whether a crash was among them."""
-        return self._injector.crashed
 
     def __enter__(self) -> FaultyDisk:
         for name in ("mkdir", "rmdir", "unlink", "remove"):
@@ -75,12 +59,7 @@ class FaultyDisk:
         self._patch(threading, "excepthook", self._excepthook, keep=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo.close()
 
     def _patch(self, owner: Any, name: str, new: Callable[..., Any], *, keep: bool = True) -> None:
@@ -113,7 +92,7 @@ class FaultyDisk:
 
         def operation(path: Any, *rest: Any, dir_fd: int | None = None, **more: Any) -> Any:
             if (below := self._below(path, dir_fd)) is not None:
-                self._injector.strike(kind, below)
+                self.strike(kind, below)
             return self._really[name](path, *rest, dir_fd=dir_fd, **more)
 
         return operation
@@ -123,7 +102,7 @@ class FaultyDisk:
 
         def operation(source: Any, target: Any, **more: Any) -> Any:
             if (below := self._below(target, more.get("dst_dir_fd"))) is not None:
-                self._injector.strike(kind, below)
+                self.strike(kind, below)
             return self._really[name](source, target, **more)
 
         return operation
@@ -131,10 +110,10 @@ class FaultyDisk:
     def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         below = self._below(path, dir_fd)
         if below is not None and flags & _WRITING:
-            self._injector.strike("open", below)
+            self.strike("open", below)
         descriptor: int = self._really["open"](path, flags, mode, dir_fd=dir_fd)
         if below is not None:
-            self._paths[descriptor] = self._full(below)
+            self._paths[descriptor] = self._absolute(below)
         return descriptor
 
     def _close(self, descriptor: int) -> None:
@@ -149,12 +128,12 @@ class FaultyDisk:
 
     def _fsync(self, descriptor: int) -> None:
         if (below := self._below(descriptor)) is not None:
-            self._injector.strike("fsync", below)
+            self.strike("fsync", below)
         self._really["fsync"](descriptor)
 
     def _ftruncate(self, descriptor: int, length: int) -> None:
         if (below := self._below(descriptor)) is not None:
-            self._injector.strike("truncate", below)
+            self.strike("truncate", below)
         self._really["ftruncate"](descriptor, length)
 
     def _open_stream(
@@ -170,14 +149,14 @@ class FaultyDisk:
         below = None if isinstance(file, int) else self._below(file)
         if below is None or not set(mode) & set("wxa+"):
             return self._really["io.open"](file, mode, buffering, encoding, errors, newline, **more)
-        self._injector.strike("open", below)
-        raw = _Raw(self, self._full(below), mode.replace("b", "").replace("t", ""))
+        self.strike("open", below)
+        raw = _Raw(self, self._absolute(below), mode.replace("b", "").replace("t", ""))
         if buffering == 0:
             return raw
         stream = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
         return stream if "b" in mode else io.TextIOWrapper(stream, encoding, errors, newline)
 
-    def _full(self, below: str) -> str:
+    def _absolute(self, below: str) -> str:
         return f"{self._root}/{below}"
 
     def _faulty_write(self, descriptor: int, data: Any, write: Callable[[Any], int]) -> int:
@@ -185,7 +164,7 @@ class FaultyDisk:
             return write(data)
         if self.crashed:
             return len(memoryview(data).cast("B"))  # a buffer flushed by a process that is no more
-        kinds = self._injector.strike("write", below)
+        kinds = self.strike("write", below)
         view = memoryview(data).cast("B")
         half = len(view) // 2
         if len(view) % _BLOCK_BYTES == 0:  # writes past the cache are of whole blocks
@@ -198,7 +177,7 @@ class FaultyDisk:
         start = os.lseek(descriptor, 0, os.SEEK_CUR)
         written = write(view)
         if kinds & {"bit_flip", "truncated"}:
-            with self._really["io.open"](self._full(below), "r+b") as damaged:
+            with self._really["io.open"](self._absolute(below), "r+b") as damaged:
                 damaged.seek(start + len(view) // 2)
                 if "truncated" in kinds:
                     damaged.truncate()
@@ -222,7 +201,7 @@ class _Raw(io.FileIO):
 
     def truncate(self, size: int | None = None, /) -> int:
         if (below := self._disk._below(self.fileno())) is not None:
-            self._disk._injector.strike("truncate", below)
+            self._disk.strike("truncate", below)
         return super().truncate(size)
 
     def close(self) -> None:

@@ -7,16 +7,14 @@ crash leaves no half of one. Does not cover streams opened for writing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from unittest import mock
 
-from tapeline.testing.faults import Fault, Injector, Operation
+from tapeline.testing.faults import Fault, Injector
 
 
-class FaultyObjects:
+class FaultyObjects(Injector):
     """Intercepts the puts and deletions of a file system while its `with` block lasts.
 
     Args:
@@ -27,25 +25,15 @@ class FaultyObjects:
     """
 
     def __init__(self, filesystem: Any, *faults: Fault) -> None:
+        super().__init__(faults)
         self._filesystem = filesystem
-        self._injector = Injector(faults)
         self._undo = contextlib.ExitStack()
-
-    @property
-    def operations(self) -> Sequence[Operation]:
-        """What was put and deleted, or tried to be, in order."""
-        return self._injector.operations
-
-    @property
-    def struck(self) -> Sequence[Fault]:
-        """The faults that have struck."""
-        return self._injector.struck
 
     def __enter__(self) -> FaultyObjects:
         really_pipe, really_rm = self._filesystem.pipe_file, self._filesystem.rm
 
         def pipe_file(path: str, value: bytes, *rest: Any, **more: Any) -> Any:
-            kinds = self._injector.strike("put", path)
+            kinds = self.strike("put", path)
             if "truncated" in kinds:
                 value = value[: len(value) // 2]
             if "bit_flip" in kinds:
@@ -59,17 +47,12 @@ class FaultyObjects:
 
         def rm(path: Any, *rest: Any, **more: Any) -> Any:
             for one in [path] if isinstance(path, str) else path:
-                self._injector.strike("delete", one)
+                self.strike("delete", one)
             return really_rm(path, *rest, **more)
 
         for new in (pipe_file, put_file, rm):
             self._undo.enter_context(mock.patch.object(self._filesystem, new.__name__, new))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo.close()
