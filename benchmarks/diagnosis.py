@@ -9,6 +9,7 @@ was said instead goes to standard error.
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import tempfile
 from pathlib import Path
@@ -23,8 +24,10 @@ def measure(quick: bool) -> list[Row]:
     """A row for each cause."""
     trials = 2 if quick else 20
     told = dict.fromkeys(PLANTS, 0)
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["tapeline.cli", "tapeline.run"])
     with tempfile.TemporaryDirectory() as folder:
-        bed = Bed(Path(folder))
+        bed = Bed(Path(folder), server)
         for trial in range(trials):
             for name, plant in PLANTS.items():
                 run, end = bed.grow(plant, f"{name.replace(' ', '-')}-{trial}")

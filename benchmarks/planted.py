@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tapeline.cli import main
@@ -199,16 +199,15 @@ class Bed:
 
     Args:
         folder: for the store, the model and the runs.
+        server: that has torch imported, from which ranks are forked.
     """
 
     folder: Path
-    _context: multiprocessing.context.ForkServerContext = field(init=False)
+    server: multiprocessing.context.ForkServerContext
 
     def __post_init__(self) -> None:
         write_shards(synthetic_sessions(2, rows=400), self.folder / "store", "mmap")
         (self.folder / "planted_model.py").write_text(MODEL)
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tapeline.cli", "tapeline.run"])
 
     def grow(self, plant: Plant, name: str, *, steps: int = 90) -> tuple[Path, Callable[[], None]]:
         """A planted run, ended unless it is to be diagnosed alive; and how to end what is left."""
@@ -239,7 +238,7 @@ class Bed:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         ranks = [
-            self._context.Process(target=_rank, args=(rank, plant.num_ranks, port, run, argv))
+            self.server.Process(target=_rank, args=(rank, plant.num_ranks, port, run, argv))
             for rank in range(plant.num_ranks)
         ]
         for process in ranks:

@@ -21,9 +21,23 @@ from tapeline.cli import main
 from tapeline.training.determinism import keyed_draws
 
 CPU = torch.device("cpu")
+# A process has one such server: whoever names modules after this takes all others' away.
 FORKS = multiprocessing.get_context("forkserver")
-_PRELOADED = ["tapeline.cli", "tapeline.run", "torch.distributed.fsdp", "torch._inductor"]
-FORKS.set_forkserver_preload(_PRELOADED)
+FORKS.set_forkserver_preload(
+    [
+        "pytest",
+        "tapeline.cli",
+        "tapeline.run",
+        "tapeline.testing",
+        "torch.distributed.fsdp",
+        "torch._inductor",
+        "alembic.command",
+        "optuna",
+        "psycopg",
+        "sqlalchemy.dialects.postgresql",
+        "sqlalchemy.orm",
+    ]
+)
 _LONGEST_S = 100  # a loaded machine is nobody's fault
 
 

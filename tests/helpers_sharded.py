@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import tempfile
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from helpers_checkpoint import CountingSampler, Trained, seed_everything
+from helpers_ranks import FORKS
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -164,14 +164,11 @@ def by_rows(state: State, num_ranks: int) -> dict[str, list[Box]]:
     return grid
 
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-
-
 def in_processes(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[int]:
     """Run `function(rank, world_size, *arguments)` on ranks that may die; the exit codes."""
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            _CONTEXT.Process(target=_rank, args=(rank, world_size, folder, function, arguments))
+            FORKS.Process(target=_rank, args=(rank, world_size, folder, function, arguments))
             for rank in range(world_size)
         ]
         for process in processes:

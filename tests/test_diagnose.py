@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers_ranks import FORKS
 from typer.testing import CliRunner
 
 from tapeline.cli import app
@@ -35,7 +36,7 @@ def planted():
 
 @pytest.fixture(scope="module")
 def bed(planted, tmp_path_factory):
-    return planted.Bed(tmp_path_factory.mktemp("planted"))
+    return planted.Bed(tmp_path_factory.mktemp("planted"), FORKS)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
 import random
 import shutil
@@ -13,10 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import helpers_search
 import pytest
+from helpers_ranks import FORKS
 from helpers_search import RUNGS, Walk, height, new_search
 
 from tapeline.errors import RunError
@@ -24,20 +25,9 @@ from tapeline.search.journal import SearchJournal, open_storage, without_passwor
 from tapeline.search.replay import Replay, departures
 from tapeline.search.worker import Worker
 
-PROCESSES = multiprocessing.get_context("forkserver")  # its imports are done once for all workers
-PROCESSES.set_forkserver_preload(
-    [
-        "helpers_search",
-        "alembic.command",
-        "psycopg",
-        "sqlalchemy.orm",
-        "sqlalchemy.dialects.postgresql",
-    ]
-)
 
-
-def started(folder: Path) -> multiprocessing.Process:
-    process = PROCESSES.Process(target=helpers_search.work, args=[str(folder)])
+def started(folder: Path) -> BaseProcess:
+    process = FORKS.Process(target=helpers_search.work, args=[str(folder)])
     process.start()
     return process
 
