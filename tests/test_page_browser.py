@@ -8,8 +8,9 @@ import pytest
 from helpers_report import EVIL, write_page_run
 from test_report_figures import BUDGET
 
-from tapeline.report import Table, write_page
+from tapeline.report import Table
 from tapeline.report.compare_page import ComparedRuns, compare_page
+from tapeline.report.page import write_page
 from tapeline.report.run_page import run_page
 from tapeline.report.seen import SeenRun
 from tapeline.store import write_shards

@@ -17,7 +17,8 @@ from tapeline.budget import Budget, BudgetRow
 from tapeline.errors import TapeError
 from tapeline.ledger import Histogram
 from tapeline.machine import Machine
-from tapeline.report import (
+from tapeline.report.curves import thinned
+from tapeline.report.figures import (
     budget_figure,
     loss_figure,
     precision_figure,
@@ -25,7 +26,6 @@ from tapeline.report import (
     svg,
     tape_figure,
 )
-from tapeline.report.curves import thinned
 from tapeline.report.signal_figures import (
     Happened,
     learning_figure,
@@ -144,7 +144,7 @@ def test_figures_leave_no_global_state():
 def test_a_figure_is_drawn_without_pyplot():
     program = """
 import sys
-from tapeline.report import loss_figure, svg
+from tapeline.report.figures import loss_figure, svg
 svg(loss_figure({"a": [2.0, 1.0]}), "a")
 assert "matplotlib.pyplot" not in sys.modules
 """

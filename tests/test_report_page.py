@@ -7,7 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tapeline.report import Page, Section, Table, loss_figure, write_page
+from tapeline.report import Table
+from tapeline.report.figures import loss_figure
+from tapeline.report.page import Page, Section, write_page
 
 EVIL = "<script>alert('x')</script>\"><img src=http://evil.example/x onerror=a> & `<b>` $a$"
 HASH = "0123456789abcdef" * 4

@@ -15,7 +15,7 @@ from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
 from tapeline.errors import RunError, StoreError
 from tapeline.plan.seeds import winners_curse
-from tapeline.report import svg
+from tapeline.report.figures import svg
 from tapeline.report.search_figures import history_figure, parallel_figure, rungs_figure
 from tapeline.run import start
 from tapeline.runs import RunFolder

@@ -43,7 +43,7 @@ def bench(
     Example: tapeline bench --rows 11700000 --plot budget
     """
     from tapeline.budget import all_formats, measure_budget
-    from tapeline.report import budget_figure, save_figure
+    from tapeline.report.figures import budget_figure, save_figure
     from tapeline.report.plan_figures import lever_figure
     from tapeline.store import write_shards
     from tapeline.tape import synthetic_sessions

@@ -38,8 +38,9 @@ def report(
 
     Example: tapeline report runs/reference --price-per-hour 2.5
     """
-    from tapeline.report import print_table, write_page
+    from tapeline.report import print_table
     from tapeline.report.compare_page import ComparedRuns, compare_page, results_table
+    from tapeline.report.page import write_page
     from tapeline.report.run_page import run_page
     from tapeline.report.run_times import account_table
     from tapeline.report.seen import SeenRun

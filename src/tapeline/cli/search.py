@@ -130,7 +130,7 @@ def _tell(search: SearchFolder, as_json: bool) -> None:
 
 
 def _draw(folder: Path, result: Result) -> list[Path]:
-    from tapeline.report import save_figure
+    from tapeline.report.figures import save_figure
     from tapeline.report.search_figures import (
         history_figure,
         parallel_figure,

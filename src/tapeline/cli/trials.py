@@ -67,7 +67,7 @@ def compare_precision(
 
 
 def _draw_precision(found: PrecisionTrial, stem: Path) -> None:
-    from tapeline.report import save_figure
+    from tapeline.report.figures import save_figure
     from tapeline.report.seed_figures import band_figure
 
     sides = {"float32": found.reference, found.candidate: found.other}
@@ -148,7 +148,7 @@ def _factors(text: str) -> list[int]:
 
 
 def _draw_batch(found: BatchSweep, stem: Path) -> None:
-    from tapeline.report import save_figure
+    from tapeline.report.figures import save_figure
     from tapeline.report.seed_figures import batch_figure
 
     efforts: dict[str, dict[int, list[float]]] = {}

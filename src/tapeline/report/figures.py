@@ -20,7 +20,16 @@ from matplotlib.figure import Figure
 from tapeline.errors import TapeError
 from tapeline.files import atomic_write
 from tapeline.report.curves import curve, loss_axis, marked, step_axis
-from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, plain, styled
+from tapeline.report.style import (
+    COLOURS,
+    SERIES,
+    WIDTH_IN,
+    legend_above,
+    name_rows,
+    picture,
+    plain,
+    styled,
+)
 from tapeline.report.tables import format_count, format_ms, format_percent
 from tapeline.session import BoolArray, Int64Array
 
@@ -33,10 +42,12 @@ _PNG_DPI = 160
 
 def budget_figure(budget: Budget) -> Figure:
     """Where a step's time goes, in ms per step: a bar of load, batch and compute for each case."""
-    with styled():
-        rows = budget.rows
-        figure = Figure(figsize=(WIDTH_IN, 1.6 + 0.42 * len(rows)))
-        axes = figure.subplots()
+    rows = budget.rows
+    size = (
+        f"{format_count(budget.store_rows)} rows of {budget.columns} columns, batches of "
+        f"{budget.batch} windows of {budget.T} rows, medians of {budget.repetitions} repetitions"
+    )
+    with picture(1.6 + 0.42 * len(rows), f"{size}\n{budget.machine}") as (figure, axes):
         places = np.arange(len(rows))
         left = np.zeros(len(rows))
         for name, hue, values in (
@@ -51,19 +62,10 @@ def budget_figure(budget: Budget) -> Figure:
             axes.annotate(
                 note, (total, place), (6, 0), textcoords="offset points", va="center", fontsize=9
             )
-        axes.set_yticks(places, [row.case for row in rows])
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
+        name_rows(axes, [row.case for row in rows])
         axes.tick_params(axis="y", length=0)
         axes.set_xlim(0, 1.28 * max(left, default=1.0))  # room for the notes
         axes.set_xlabel("time per step (ms)")
-        legend_above(axes)
-        size = (
-            f"{format_count(budget.store_rows)} rows of {budget.columns} columns, batches of "
-            f"{budget.batch} windows of {budget.T} rows, medians of {budget.repetitions} "
-            "repetitions"
-        )
-        caption(figure, f"{size}\n{budget.machine}")
     return figure
 
 
@@ -105,9 +107,7 @@ def loss_figure(
         validation: step to the mean squared error out of sample.
         predict_zero: the out-of-sample error of predicting no change.
     """
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 4.2))
-        axes = figure.subplots()
+    with picture(4.2) as (figure, axes):
         for number, (name, losses) in enumerate(curves.items()):
             hue = SERIES[number % len(SERIES)]
             curve(axes, np.asarray(losses), hue, name, dashed=number > 0)
@@ -123,7 +123,6 @@ def loss_figure(
         loss_axis(axes, shown)
         step_axis(axes, curves.values())
         marked(axes, marks)
-        legend_above(axes)
     return figure
 
 
@@ -148,9 +147,7 @@ def tape_figure(
             found="none",
             fix="Draw a session that has rows",
         )
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 3.6))
-        axes = figure.subplots()
+    with picture(3.6) as (figure, axes):
         times = times_ns.astype("datetime64[ns]")
         axes.plot(times, mid, color=SERIES[0], linewidth=1.1, label="mid price")
         if not valid.all():
@@ -168,7 +165,6 @@ def tape_figure(
         axes.set_ylabel(f"mid price ({unit})")
         axes.margins(y=0.1)  # keeps the price off the marks below it
         axes.yaxis.set_major_formatter(plain)
-        legend_above(axes)
     return figure
 
 

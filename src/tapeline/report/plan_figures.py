@@ -1,15 +1,37 @@
-"""Figures of plans: how flat or steep an optimum is, and where time goes before and after."""
+"""Figures of plans: how steep an optimum is, where time goes, what is expected and how surely."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
 from tapeline.plan.advice import Lever
-from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, log_x, styled
+from tapeline.report.style import (
+    COLOURS,
+    SERIES,
+    WIDTH_IN,
+    caption,
+    log_x,
+    name_rows,
+    picture,
+    plain,
+    styled,
+)
 
 Curve = tuple[Sequence[float], Sequence[float]]
+Estimates = Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A curve with a band about it, over the same places."""
+
+    x: Sequence[float]
+    middle: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
 
 
 def sweep_figure(
@@ -26,11 +48,9 @@ def sweep_figure(
         curves: name to x and y values; y in percent.
         marks: name of a curve to the point that was chosen.
         x_label, y_label: with their units.
-        note: the inputs and the model, in small text under the figure.
+        note: the inputs and the model, in small text below.
     """
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 4.4))
-        axes = figure.subplots()
+    with picture(4.4, note) as (figure, axes):
         for number, (name, (x, y)) in enumerate(curves.items()):
             hue = SERIES[number % len(SERIES)]
             axes.plot(x, y, color=hue, label=name)
@@ -40,8 +60,6 @@ def sweep_figure(
         axes.set_ylim(bottom=0)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
-        legend_above(axes)
-        caption(figure, note)
     return figure
 
 
@@ -50,11 +68,9 @@ def share_figure(cases: Mapping[str, Mapping[str, float]], note: str) -> Figure:
 
     Args:
         cases: name to shares by bucket; the same buckets in each.
-        note: the inputs and the model, in small text under the figure.
+        note: the inputs and the model, in small text below.
     """
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 1.8 + 0.5 * len(cases)))
-        axes = figure.subplots()
+    with picture(1.8 + 0.5 * len(cases), note) as (figure, axes):
         places = range(len(cases))
         left = [0.0] * len(cases)
         buckets = list(dict.fromkeys(bucket for shares in cases.values() for bucket in shares))
@@ -64,13 +80,9 @@ def share_figure(cases: Mapping[str, Mapping[str, float]], note: str) -> Figure:
             hue = hues[number % len(hues)]
             axes.barh(places, widths, 0.62, left=left, color=hue, label=bucket)
             left = [a + b for a, b in zip(left, widths, strict=True)]
-        axes.set_yticks(places, list(cases))
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
+        name_rows(axes, list(cases))
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("share of wall time (%)")
-        legend_above(axes)
-        caption(figure, note)
     return figure
 
 
@@ -98,11 +110,76 @@ def lever_figure(cases: Mapping[str, Sequence[Lever]]) -> Figure:
                     textcoords="offset points",
                     va="center",
                 )
-            axes.set_yticks(places, [one.name for one in levers])
-            axes.invert_yaxis()
-            axes.grid(visible=False, axis="y")
+            name_rows(axes, [one.name for one in levers])
             axes.set_title(case, loc="left", fontsize=10)
             axes.margins(x=0.12)
         rows[-1, 0].set_xlabel("times as fast, at most; 1 is the step as it is")
         caption(figure, "One lever at a time, the rest of the step as it is. Model: Amdahl 1967.")
+    return figure
+
+
+def band_figure(
+    band: Band,
+    points: Sequence[tuple[float, float]],
+    *,
+    names: tuple[str, str, str],
+    labels: tuple[str, str],
+    logarithmic: bool,
+    note: str,
+) -> Figure:
+    """A curve, its band and points.
+
+    Args:
+        band: the curve; nothing is drawn above `high` or below `low` where these are equal.
+        points: what was measured.
+        names: of curve, band and points.
+        labels: of the two axes, with units.
+        logarithmic: whether the first is.
+        note: the inputs and the model, in small text below.
+    """
+    with picture(4.4, note) as (figure, axes):
+        axes.plot(band.x, band.middle, color=SERIES[0], label=names[0])
+        axes.fill_between(
+            band.x, band.low, band.high, color=SERIES[0], alpha=0.2, linewidth=0, label=names[1]
+        )
+        axes.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            "o",
+            color=COLOURS["ink"],
+            markersize=4,
+            label=names[2],
+        )
+        axes.xaxis.set_major_formatter(plain)
+        if logarithmic:
+            log_x(axes)
+        axes.set_xlabel(labels[0])
+        axes.set_ylabel(labels[1])
+    return figure
+
+
+def estimate_figure(groups: Mapping[str, Estimates], *, x_label: str, note: str) -> Figure:
+    """A row for each name, a point with two standard errors for each group that has it.
+
+    Args:
+        groups: group to name to (mean, standard error).
+        x_label: with its unit.
+        note: the inputs and the model, in small text below.
+    """
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    with picture(1.6 + 0.45 * len(names), note) as (figure, axes):
+        for number, (group, found) in enumerate(groups.items()):
+            shift = 0.16 * (number - (len(groups) - 1) / 2)
+            axes.errorbar(
+                [mean for mean, _ in found.values()],
+                [names.index(name) + shift for name in found],
+                xerr=[2 * error for _, error in found.values()],
+                fmt="o",
+                markersize=5,
+                color=SERIES[number % len(SERIES)],
+                label=group,
+            )
+        name_rows(axes, names)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(x_label)
     return figure

@@ -15,7 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, plain, styled
+from tapeline.report.style import COLOURS, SERIES, picture, plain
 
 Curves = Mapping[int, Mapping[int, float]]
 _MAP = "viridis_r"
@@ -33,9 +33,7 @@ def history_figure(
         direction: "minimize" or "maximize".
         note: in small text under the figure.
     """
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 4.0))
-        axes = figure.subplots()
+    with picture(4.0, _with_diverged(note, curves)) as (figure, axes):
         for number, step in enumerate(rungs):
             dots = {t: c[step] for t, c in curves.items() if max(c) == step and _is_finite(c)}
             hue = SERIES[number % len(SERIES)]
@@ -59,8 +57,6 @@ def history_figure(
         axes.set_ylabel(metric)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_formatter(plain)
-        legend_above(axes)
-        caption(figure, _with_diverged(note, curves))
     return figure
 
 
@@ -73,9 +69,7 @@ def rungs_figure(curves: Curves, metric: str, best: int | None, note: str) -> Fi
         best: the trial that was picked; None for none.
         note: in small text under the figure.
     """
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 4.0))
-        axes = figure.subplots()
+    with picture(4.0, _with_diverged(note, curves)) as (figure, axes):
         for trial, curve in curves.items():
             steps = sorted(step for step, value in curve.items() if math.isfinite(value))
             chosen = trial == best
@@ -98,8 +92,6 @@ def rungs_figure(curves: Curves, metric: str, best: int | None, note: str) -> Fi
         axes.yaxis.set_major_formatter(plain)
         axes.set_xlabel("step of the rung")
         axes.set_ylabel(metric)
-        legend_above(axes)
-        caption(figure, _with_diverged(note, curves))
     return figure
 
 
@@ -111,9 +103,7 @@ def parallel_figure(ranked: Sequence[Mapping[str, float | str]], note: str) -> F
         note: in small text under the figure.
     """
     keys = sorted({key for one in ranked for key in one})
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 4.4))
-        axes = figure.subplots()
+    with picture(4.4, note) as (figure, axes):
         axes.grid(visible=False)
         scales = [_Scale([one[key] for one in ranked]) for key in keys]
         shades = ScalarMappable(Normalize(1, max(2, len(ranked))), _MAP)
@@ -138,7 +128,6 @@ def parallel_figure(ranked: Sequence[Mapping[str, float | str]], note: str) -> F
         bar = figure.colorbar(shades, ax=axes, label="rank: the furthest, then the best")
         bar.ax.invert_yaxis()
         bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-        caption(figure, note)
     return figure
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, caption, legend_above, plain, styled
+from tapeline.report.style import COLOURS, SERIES, picture, plain
 
 
 def band_figure(
@@ -25,9 +25,7 @@ def band_figure(
         band: lower and upper end at each step.
         note: in small text under the figure.
     """
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 4.2))
-        axes = figure.subplots()
+    with picture(4.2, note) as (figure, axes):
         low, high = np.array(band).T
         first = next(iter(curves))
         axes.fill_between(
@@ -50,8 +48,6 @@ def band_figure(
         axes.set_ylabel("validation error\n(target units²)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_formatter(plain)
-        legend_above(axes)
-        caption(figure, note)
     return figure
 
 
@@ -67,9 +63,7 @@ def batch_figure(
         efforts: by name the errors of larger batches, a list for each.
         note: in small text under the figure.
     """
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 4.2))
-        axes = figure.subplots()
+    with picture(4.2, note) as (figure, axes):
         axes.axhline(
             float(np.mean(base[1])),
             color=COLOURS["muted"],
@@ -91,6 +85,4 @@ def batch_figure(
         axes.set_xlabel("batch")
         axes.set_ylabel("lowest validation error\n(target units²)")
         axes.yaxis.set_major_formatter(plain)
-        legend_above(axes)
-        caption(figure, note)
     return figure

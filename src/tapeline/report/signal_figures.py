@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from tapeline.report.curves import curve, loss_axis, marked, step_axis, thinned
-from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, legend_above, plain, styled
+from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, picture, plain, styled
 from tapeline.signals import Series
 
 _COLUMNS = 2
@@ -48,9 +48,8 @@ def learning_figure(
         validation: the mean squared errors out of sample; None: there are none.
         happened: what is marked.
     """
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 4.4))
-        axes = figure.subplots()
+    over = _OVER_NUMBERS if happened.found else 1.0
+    with picture(4.4, legend_at=over) as (figure, axes):
         if given_up is not None:
             _given_up(axes, given_up)
         curve(axes, loss.values, SERIES[0], "training", steps=loss.steps)
@@ -87,7 +86,6 @@ def _given_up(axes: Axes, given_up: Series) -> None:
 
 
 def _happened(axes: Axes, happened: Happened) -> None:
-    """Marks, and the legend over them."""
     across = axes.get_xaxis_transform()
     marked(axes, [(step, "resumed") for step in happened.resumed])
     if happened.saved:
@@ -121,7 +119,6 @@ def _happened(axes: Axes, happened: Happened) -> None:
             fontsize=9,
             fontweight="bold",
         )
-    legend_above(axes, _OVER_NUMBERS if happened.found else 1.0)
 
 
 def signals_figure(
@@ -211,9 +208,7 @@ def losses_figure(
         runs: by name; the first is the one that others are held against.
         seed_band: how far apart other seeds are at each step of the first; None: not known.
     """
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 4.4))
-        axes = figure.subplots()
+    with picture(4.4) as (figure, axes):
         if seed_band is not None:
             name, first = next(iter(runs.items()))
             middle, band = (
@@ -234,5 +229,4 @@ def losses_figure(
         losses = [loss.values for loss in runs.values()]
         loss_axis(axes, losses)
         step_axis(axes, losses)
-        legend_above(axes)
     return figure

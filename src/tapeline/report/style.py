@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import matplotlib
 import matplotlib.style
@@ -81,6 +81,26 @@ def legend_above(axes: Axes, height: float = 1.0) -> None:
         axes.legend(loc="lower left", bbox_to_anchor=(0, height), ncols=ncols, borderaxespad=0.2)
 
 
+@contextlib.contextmanager
+def picture(
+    height_in: float, note: str = "", *, legend_at: float = 1.0
+) -> Iterator[tuple[Figure, Axes]]:
+    """Axes to draw on under the style; then a legend over them and small text under them.
+
+    Args:
+        height_in: of the figure.
+        note: the small text.
+        legend_at: where the legend begins, as a share of the axes' height.
+    """
+    with styled():
+        figure = Figure(figsize=(WIDTH_IN, height_in))
+        axes = figure.subplots()
+        yield figure, axes
+        legend_above(axes, legend_at)
+        if note:
+            caption(figure, note)
+
+
 def plain(value: float, _place: float) -> str:
     """A tick's number without exponent or offset."""
     return f"{value:,.10g}"
@@ -93,6 +113,13 @@ def log_x(axes: Axes) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
     axes.xaxis.set_major_formatter(plain)
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Names beside rows, the first on top, without lines between them."""
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
 
 
 def caption(figure: Figure, text: str) -> None:

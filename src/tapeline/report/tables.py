@@ -58,14 +58,14 @@ class Table:
         ] or [False] * len(self.columns)
 
 
-def format_number(value: float, digits: int = 3) -> str:
-    """`value` rounded to `digits` significant digits; digits before the point are all kept."""
+def format_number(value: float) -> str:
+    """`value` to three significant digits; digits before the point are all kept."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # after rounding: 9.996 is 10.0
+    exponent = int(f"{value:.2e}".partition("e")[2])  # after rounding: 9.996 is 10.0
     if value and exponent < -4:
-        return f"{value:.{digits - 1}e}"
-    return f"{value:,.{max(0, digits - 1 - exponent)}f}" if value else "0"
+        return f"{value:.2e}"
+    return f"{value:,.{max(0, 2 - exponent)}f}" if value else "0"
 
 
 def format_ms(value_ms: float) -> str:

@@ -14,7 +14,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from tapeline.ledger import Histogram, bin_edges_ns
-from tapeline.report.style import COLOURS, SERIES, WIDTH_IN, legend_above, plain, styled
+from tapeline.report.style import COLOURS, SERIES, picture, plain
 
 # The variable of the page that each bucket is drawn in.
 HUES = {
@@ -73,9 +73,7 @@ def timeline_figure(rows: Sequence[Row], begins: Sequence[Mark], ends: Sequence[
         rows: the ranks, from above.
         begins, ends: of its attempts, both in the same order.
     """
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 1.7 + 0.52 * len(rows)))
-        axes = figure.subplots()
+    with picture(1.7 + 0.52 * len(rows)) as (figure, axes):
         last_s = max((piece[1] for row in rows for piece in row.pieces), default=0.0)
         last_s = max([last_s, *(mark.at_s for mark in ends)]) or 1.0
         _, scale, unit = next(one for one in _UNITS if last_s >= one[0])
@@ -212,9 +210,7 @@ def step_times_figure(ranks: Mapping[str, tuple[Histogram, Histogram]]) -> Figur
     Args:
         ranks: by name the times of whole steps and of the rank's own work; from above.
     """
-    with styled():
-        figure = Figure(figsize=(WIDTH_IN, 1.6 + 0.75 * len(ranks)))
-        axes = figure.subplots()
+    with picture(1.6 + 0.75 * len(ranks)) as (figure, axes):
         for place, (times, own) in enumerate(ranks.values()):
             edges, heights = _density(times)
             axes.fill_between(
@@ -252,7 +248,6 @@ def step_times_figure(ranks: Mapping[str, tuple[Histogram, Histogram]]) -> Figur
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("time of a step (ms)")
-        legend_above(axes)
     return figure
 
 

@@ -16,13 +16,8 @@ from tapeline.budget import all_formats, measure_budget
 from tapeline.errors import RunError
 from tapeline.files import atomic_write
 from tapeline.prove.killing import resume_to_end, train_and_kill, train_to_end
-from tapeline.report import (
-    Table,
-    format_count,
-    format_ms,
-    format_number,
-    write_page,
-)
+from tapeline.report import Table, format_count, format_ms, format_number
+from tapeline.report.page import write_page
 from tapeline.store import Shards, write_shards
 from tapeline.tape import demo_tape, read_orders, synthetic_sessions
 from tapeline.tours.demo_page import demo_page

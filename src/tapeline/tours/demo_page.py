@@ -7,16 +7,9 @@ from typing import Any
 
 from tapeline.budget import Budget
 from tapeline.clock import SystemClock
-from tapeline.report import (
-    Page,
-    Section,
-    Table,
-    budget_figure,
-    format_count,
-    format_percent,
-    loss_figure,
-    tape_figure,
-)
+from tapeline.report import Table, format_count, format_percent
+from tapeline.report.figures import budget_figure, loss_figure, tape_figure
+from tapeline.report.page import Page, Section
 from tapeline.runs import RunFolder
 from tapeline.store import Shards
 

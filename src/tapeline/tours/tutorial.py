@@ -10,16 +10,8 @@ from typing import Any
 
 from tapeline.budget import measure_budget
 from tapeline.files import atomic_write
-from tapeline.report import (
-    Table,
-    budget_figure,
-    format_bytes,
-    format_ms,
-    format_number,
-    format_percent,
-    precision_figure,
-    save_figure,
-)
+from tapeline.report import Table, format_bytes, format_ms, format_number, format_percent
+from tapeline.report.figures import budget_figure, precision_figure, save_figure
 from tapeline.tours import lessons
 
 

@@ -56,7 +56,7 @@ def compare(
     hours = {name: ns / _NS_PER_HOUR for name, ns in account.job.buckets_ns.items()}
     rows = compared(planned, hours)
     if plot:
-        from tapeline.report import save_figure
+        from tapeline.report.figures import save_figure
         from tapeline.report.plan_figures import share_figure
 
         cases = {"planned": planned, "measured": {row.bucket: row.measured for row in rows}}

@@ -71,7 +71,7 @@ def show(
     from tapeline.report import print_table
 
     if plot and figure:
-        from tapeline.report import save_figure
+        from tapeline.report.figures import save_figure
 
         save_figure(figure(), plot)
         say(f"figure: {plot}.svg, {plot}.png")

@@ -183,7 +183,7 @@ def _apart(found: Sequence[Allocation]) -> str:
 
 
 def _figure(plan: ScalingPlan, proxies: Sequence[Proxy]) -> Figure:
-    from tapeline.report.plan_figures_bands import Band, band_figure
+    from tapeline.report.plan_figures import Band, band_figure
 
     reaches = plan.reaches
     least = min(one.gpu_hours for one in proxies)

@@ -159,7 +159,7 @@ def _play(
 
 
 def _found_figure(played: Played) -> Figure:
-    from tapeline.report.plan_figures_search import estimate_figure
+    from tapeline.report.plan_figures import estimate_figure
 
     groups: dict[str, dict[str, tuple[float, float]]] = {}
     for one in played.found:

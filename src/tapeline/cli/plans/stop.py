@@ -209,7 +209,7 @@ def _notes(plan: StopPlan, rules: Rules, num_references: int) -> list[str]:
 
 
 def _figure(plan: StopPlan, references: Mapping[str, Losses]) -> Figure:
-    from tapeline.report.plan_figures_bands import Band, band_figure
+    from tapeline.report.plan_figures import Band, band_figure
 
     rows, window = plan.band, plan.criteria.window
     measured = [
