@@ -84,6 +84,9 @@ for step in range(begin, steps):
                 raise ValueError(f"the loss of step {step} is no number")
             if what == "leave":
                 sys.exit(75)
+            if what == "refuse":
+                print("tapeline: no such thing", file=sys.stderr)
+                sys.exit(2)
             if what == "lose slot":
                 (run.parent / "lost").touch()
                 what = "SIGKILL"
@@ -133,8 +136,10 @@ def plan(folder, *faults):
     (folder / "faults.json").write_text(json.dumps(faults))
 
 
-def supervisor(folder, ranks, steps=60, *, engine=None, said=None, hang=None, node=None, **rules):
-    """A supervisor of the trainer in a folder, its alerts in `said`."""
+def supervisor(
+    folder, ranks, steps=60, *, engine=None, said=None, hang=None, node=None, alert=None, **rules
+):
+    """A supervisor of the trainer in a folder, its alerts in `said` and by a command."""
     run = folder / "run"
     command = (str(folder / "trainer.py"), str(run), str(steps))
     rules.setdefault("policy", Policy(base_s=0.01))
@@ -145,7 +150,7 @@ def supervisor(folder, ranks, steps=60, *, engine=None, said=None, hang=None, no
             hang=hang or HangLimits(floor_s=1.0, unlearned_s=20.0, slow_unlearned_s=20.0), **rules
         ),
         engine or Standby(run, ("tapeline.ledger",)),
-        Alerts(said.append, SystemClock()),
+        Alerts(said.append, SystemClock(), alert),
         SystemClock(),
     )
 

@@ -41,7 +41,10 @@ def test_a_file_with_nothing_but_data_is_enough(load, tmp_path: Path) -> None:
     assert (config.training.steps, config.training.learning_rate) == (300, 1e-3)
 
 
-NAMES = "name, seed, log_every, data, windows, model, training, validation, checkpoint, watch, stop"
+NAMES = (
+    "name, seed, log_every, data, windows, model, training, validation, checkpoint, watch, stop, "
+    "supervision"
+)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +187,7 @@ def test_a_wrong_key_or_value_is_named(load, tmp_path: Path, text: str, said: st
         "validation.fraction",
         "checkpoint.mtbf_hours",
         "checkpoint.grace_s",
+        "supervision.first_steps_s",
     ],
 )
 def test_no_number_may_be_infinite_or_nan(load, tmp_path: Path, key: str, value: str) -> None:
@@ -222,6 +226,7 @@ def test_every_float_of_the_schema_is_covered_by_that() -> None:
         "checkpoint.grace_s",
         "stop.looks",
         "stop.target",
+        "supervision.first_steps_s",
     }
 
 
@@ -445,6 +450,7 @@ FREE = [
     "stop.looks=[[7, 0.1]]",
     "stop.target=[7, 0.1]",
     "stop.after=7",
+    "supervision.first_steps_s=7",
 ]
 DECIDING = [
     "data.augment=[{name='noise',arguments={std=0.1}}]",

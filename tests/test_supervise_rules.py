@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,7 +59,11 @@ def test_a_failure_after_progress_restarts_at_once():
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize(
     ("how", "reason", "code"),
-    [("finished", "finished", 0), ("stopped", "stopped by its own criteria", 1)],
+    [
+        ("finished", "finished", 0),
+        ("stopped", "stopped by its own criteria", 1),
+        ("refused", "refused as it was asked for", 2),
+    ],
 )
 def test_a_run_that_is_over_is_over_whatever_the_supervisor_was_told(how, reason, code, told):
     (*_, last) = lives = history(10, 20)
@@ -90,6 +97,8 @@ def test_the_budget_counts_every_restart_of_the_run_but_planned_ones():
     assert decide(lives, Policy(max_restarts=4)).reason == "all 4 restarts are used"
     planned = [*lives, Ended("preempted", 0, 0, 50, planned=True)]
     assert decide(planned, Policy(max_restarts=4)).restart
+    refused = [Ended("refused", 0, 0, 0), *lives]
+    assert decide(refused, Policy(max_restarts=5)).restart
 
 
 def test_the_rate_of_restarts_is_worth_an_alert_and_not_their_number():
@@ -312,9 +321,12 @@ def test_alerts_reach_a_command_and_a_webhook_and_cool_down(tmp_path):
         assert alerts.send("hang", "one")
         assert not alerts.send("hang", "two")
         assert not alerts.send("hang", "two")  # the same again isn't even said
+        alerts.close()
         assert alerts.send("crash", "three")  # of another kind
+        alerts.close()
         clock.advance(10 * S)
         assert alerts.send("hang", "four")
+        alerts.close()
     finally:
         server.shutdown()
         thread.join()
@@ -328,8 +340,38 @@ def test_an_alert_that_cant_be_delivered_is_told():
     said = []
     alerts = Alerts(said.append, FakeClock(), "exit 3", "http://127.0.0.1:9/")
     assert alerts.send("hang", "text")
-    assert said[1] == "the alert command failed with exit code 3"
-    assert said[2].startswith("the alert webhook failed: ")
+    alerts.close()
+    text, *failed = said
+    assert text == "text"
+    command, webhook = sorted(failed)
+    assert command == "the alert command failed, exit code 3"
+    assert re.fullmatch("the alert webhook failed: .*refused.*", webhook)
+
+
+def test_an_alert_that_hangs_holds_nobody_up_and_is_ended(tmp_path):
+    (waits := tmp_path / "alert").with_suffix(".sh").write_text(
+        f"echo $$ > {waits}; while ! [ -e {tmp_path}/go ]; do sleep 0.02; done; echo > {waits}.sent"
+    )
+    said = []
+    alerts = Alerts(said.append, FakeClock(), f"sh {waits}.sh")
+    alerts.send("hang", "one")
+    alerts.look()
+    assert not Path(f"{waits}.sent").exists()
+    (tmp_path / "go").touch()
+    alerts.close()
+    assert Path(f"{waits}.sent").exists()
+    (tmp_path / "go").unlink()
+    alerts = Alerts(said.append, FakeClock(), f"sh {waits}.sh & wait", longest_s=0.5)
+    alerts.send("hang", "two")
+    alerts.close()
+    assert said == [
+        "one",
+        "two",
+        "the alert command failed: it took longer than 0.5 s, and was ended",
+    ]
+    assert not psutil.pid_exists(pid := int(waits.read_text())) or (
+        psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    )
 
 
 def test_gauges_leave_out_what_is_not_known(tmp_path):

@@ -20,6 +20,7 @@ from tapeline.files import read_journal
 from tapeline.ledger import read_attempts, read_heartbeat
 from tapeline.supervise.history import History
 from tapeline.supervise.launch import Torchrun
+from tapeline.supervise.monitor import HangLimits
 from tapeline.supervise.policy import Policy
 from tapeline.supervise.processes import marked
 from tapeline.supervise.quarantine import Rule
@@ -97,7 +98,11 @@ def test_a_stopped_rank_is_found_by_its_silence_and_its_stacks_are_kept(tmp_path
     said: list[str] = []
     outcome = supervisor(tmp_path, "2", said=said).supervise()
     assert outcome.exit_code == 0
-    assert re.search(r": (rank [01] makes|ranks 0, 1 make) no progress$", said[0])
+    assert re.search(
+        r": (rank [01] makes|ranks 0, 1 make) no progress for \S+ s in \w+, the limit learned from "
+        "the run$",
+        said[0],
+    )
     assert json.loads(outcome.output)["state"] == state_after(60)
     assert [(life["how"], life["first"]) for life in ended(tmp_path)] == [
         ("hung", [1]),
@@ -110,6 +115,33 @@ def test_a_stopped_rank_is_found_by_its_silence_and_its_stacks_are_kept(tmp_path
     for rank in (0, 1):  # the one that waits, and the one that was stopped
         assert 'trainer.py", line' in (kept / f"stacks-{rank}.txt").read_text()
     assert "wait_for_all" in (kept / "stacks-0.txt").read_text()
+
+
+def test_a_hang_in_the_first_step_is_found_within_what_its_configuration_allows(tmp_path):
+    plan(tmp_path, (1, 0, 0, "SIGSTOP"))
+    said: list[str] = []
+    hang = HangLimits(floor_s=30.0, unlearned_s=1.0, slow_unlearned_s=20.0)
+    assert supervisor(tmp_path, "1", said=said, hang=hang).supervise().exit_code == 0
+    assert said[0].endswith(
+        "rank 0 makes no progress for 1 s in compute, the limit by supervision.first_steps_s"
+    )
+    assert [life["how"] for life in ended(tmp_path)] == ["hung", "finished"]
+
+
+def test_an_alert_that_hangs_delays_no_restart(tmp_path):
+    plan(tmp_path, (1, 0, 25, "SIGKILL"))
+    waits = f"while ! [ -e {tmp_path}/run/.attempt-2 ]; do sleep 0.02; done; touch {tmp_path}/told"
+    said: list[str] = []
+    outcome = supervisor(tmp_path, "1", said=said, alert=waits).supervise()
+    assert outcome.exit_code == 0
+    assert (tmp_path / "told").exists()  # though it was after the restart that it waited for
+    assert not [text for text in said if "failed:" in text]
+
+
+def test_what_has_trained_is_not_refused_any_more_but_failed(tmp_path):
+    plan(tmp_path, (1, 1, 5, "refuse"))
+    assert supervisor(tmp_path, "2").supervise().exit_code == 0
+    assert [life["how"] for life in ended(tmp_path)] == ["failed", "finished"]
 
 
 def test_a_crash_loop_ends_with_the_first_ranks_words(tmp_path):

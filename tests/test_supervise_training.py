@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from tapeline.cli.supervise import run_supervised
 from tapeline.config import RunConfig
 from tapeline.files import read_journal
 from tapeline.ledger import account_of, read_attempts
+from tapeline.run import start
 from tapeline.supervise.job import Rules
 from tapeline.supervise.monitor import HangLimits
 from tapeline.supervise.processes import marked, published
@@ -56,28 +58,35 @@ def test_losing_one_of_four_goes_on_with_three_to_the_same_bits(tmp_path, number
         assert struck.detection_ns >= FLOOR_S * 1e9
 
 
-def test_a_wrong_configuration_ends_with_its_sentence(tmp_path):
-    prepare(tmp_path, rank=0, number=9)
-    argv = (
-        "supervise",
-        tmp_path / "run.toml",
-        "--out",
-        tmp_path / "run",
-        "--ranks",
-        "1:1",
-        "--warm",
-    )
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        (
+            "data.target=nothing",
+            "tapeline: .*: expected one of its 41 columns .* found `nothing`. .*",
+        ),
+        ("training.batch=64", "tapeline: {run}: expected settings that leave .*batch=64. .*"),
+    ],
+    ids=["of a new run", "of one that goes on"],
+)
+def test_a_wrong_configuration_ends_at_once_with_its_sentence(tmp_path, mistake, told):
+    prepare(tmp_path, rank=0, number=0)
+    run, config = tmp_path / "run", tmp_path / "run.toml"
+    goes_on = mistake.startswith("training")
+    if goes_on:
+        start(RunConfig.load(config, ["training.steps=1"]), run)
+    argv = ("supervise", run if goes_on else config, "--out", run, "--ranks", "2", "--warm")
     done = subprocess.run(
-        [sys.executable, "-m", "tapeline", *map(str, argv), "--set", "data.target=nothing"],
+        [sys.executable, "-m", "tapeline", *map(str, argv), "--set", mistake],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 70
-    lines = done.stderr.splitlines()
-    assert "ended after 3 attempts: 3 attempts in a row saved no new step" in done.stderr
-    assert "nothing" in lines[-1] and lines[-1].startswith("tapeline: ")
-    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(told.format(run=run) + "\n", done.stderr), done.stderr
+    (life,) = read_journal(run / "supervise/history.jsonl")
+    assert life["how"] == "refused"
+    assert not (run / "supervise/quarantine.json").exists()
 
 
 def test_on_a_full_disk_the_supervisor_says_so(tmp_path):

@@ -230,6 +230,14 @@ class StopConfig(Section):
         return [tuple(pair) if isinstance(pair, list) else pair for pair in value]
 
 
+class SupervisionConfig(Section):
+    """What a supervisor goes by until it has learned from the run itself."""
+
+    first_steps_s: PositiveFloat = Field(
+        300.0, description="seconds without progress in one of the first steps that are a hang"
+    )
+
+
 class RunConfig(Config):
     """Everything a run is made from."""
 
@@ -244,6 +252,7 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     watch: WatchConfig = WatchConfig()
     stop: StopConfig = StopConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
 
     @field_validator("name")
     @classmethod
@@ -260,9 +269,9 @@ class RunConfig(Config):
         """Sha256 over what determines the run's bits.
 
         Left out: the name, where the data lies (its content has a fingerprint of its own), how
-        often the run is logged, validated and saved, when it is stopped early, and what watchers
-        do: which batches were passed over is a journal of its own, and the position is in every
-        checkpoint.
+        often the run is logged, validated and saved, when it is stopped early or taken for hung,
+        and what watchers do: which batches were passed over is a journal of its own, and the
+        position is in every checkpoint.
         """
         decides = self.model_dump(
             mode="json",
@@ -272,6 +281,7 @@ class RunConfig(Config):
                 "checkpoint": True,
                 "watch": True,
                 "stop": True,
+                "supervision": True,
                 "data": {"store", "cache", "cache_bytes", "verify"},
                 "model": {"folder"},
                 "validation": {"every"},

@@ -178,6 +178,8 @@ def run_supervised(
         told: the command and the URL for alerts.
         node: this machine, where it is one of several.
     """
+    from dataclasses import replace
+
     from tapeline.clock import SystemClock
     from tapeline.supervise.alerts import Alerts
     from tapeline.supervise.elastic import Ranks as Asked
@@ -192,6 +194,8 @@ def run_supervised(
     resume = ("tapeline", "resume", str(run), *words)
     job = Job(run, begin, resume, Asked.parse(ranks), settings.training, node or Node())
     engine: Engine = Standby(run) if warm else Torchrun(run)
+    hang = replace(rules.hang, unlearned_s=settings.supervision.first_steps_s)
+    rules = replace(rules, hang=hang)
     clock = SystemClock()
     alerts = Alerts(lambda text: say(f"tapeline: {text}"), clock, *told)
     with progress_bar("Training") as progress:
@@ -204,8 +208,10 @@ def run_supervised(
 
 def end(outcome: Outcome) -> None:
     """Print what the run printed, or why it ended, and leave with its exit code."""
+    from tapeline.supervise.policy import EXIT_REFUSED
+
     typer.echo(outcome.output, nl=False)
-    if outcome.exit_code:
+    if outcome.exit_code not in (0, EXIT_REFUSED):
         attempts = "1 attempt" if outcome.attempts == 1 else f"{outcome.attempts} attempts"
         say(f"tapeline: ended after {attempts}: {outcome.reason}")
     for line in outcome.said:

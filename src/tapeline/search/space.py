@@ -27,7 +27,7 @@ Values = dict[str, Value]
 _KINDS = ("choice", "integer", "log", "uniform")
 # They decide how long a trial is, where it lies, what its figure is of, or are the search's own.
 _KEPT = (
-    *("name", "seed", "log_every", "data", "validation", "checkpoint", "stop"),
+    *("name", "seed", "log_every", "data", "validation", "checkpoint", "stop", "supervision"),
     *("training.steps", "windows.horizon"),
 )
 

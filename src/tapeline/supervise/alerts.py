@@ -1,25 +1,50 @@
 """Telling somebody: a command, a webhook, and gauges for Prometheus.
 
-An alert of one kind is sent at most once per cool-down, with how many were held back. One that
-can't be delivered is told on standard error and stops nothing. Does not cover who is to be told:
-that is the command's or the webhook's part.
+An alert of one kind is sent at most once per cool-down, with how many were held back. Each is
+delivered by a process of its own, which is ended if it takes too long: whoever sends never waits.
+One that can't be delivered is told on standard error and stops nothing. Does not cover who is to be
+told: that is the command's or the webhook's part.
+
+    python -m tapeline.supervise.alerts     posts TAPELINE_ALERT to TAPELINE_WEBHOOK
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import signal
 import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tapeline.clock import Clock, utc
+from tapeline.supervise.processes import die_with_parent
 
-_TIMEOUT_S = 10.0
+_POLL_S, _REAP_S = 0.02, 1.0
 _NS_PER_S = 1_000_000_000
+_POST = (sys.executable, "-m", "tapeline.supervise.alerts")
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """One under way.
+
+    Attributes:
+        what: is used for it.
+        child: the process.
+        due_s: by the monotonic clock, when it is ended; never again once it was.
+    """
+
+    what: str
+    child: subprocess.Popen[str]
+    due_s: float
 
 
 @dataclass(slots=True)
@@ -33,6 +58,7 @@ class Alerts:
         command: a shell command, with the alert as JSON in TAPELINE_ALERT.
         webhook: a URL that gets it by POST.
         cooldown_s: between two of one kind.
+        longest_s: that a delivery may take.
     """
 
     say: Callable[[str], None]
@@ -40,6 +66,8 @@ class Alerts:
     command: str | None = None
     webhook: str | None = None
     cooldown_s: float = 300.0
+    longest_s: float = 10.0
+    _under_way: list[_Delivery] = field(default_factory=list)
     _sent_ns: dict[str, int] = field(default_factory=dict)
     _held: dict[str, int] = field(default_factory=dict)
     _said: dict[str, str] = field(default_factory=dict)
@@ -59,36 +87,66 @@ class Alerts:
         wall = utc(self.clock.wall_ns())
         body = json.dumps({"kind": kind, "text": text, "time": wall, "held_back": held})
         if self.command:
-            self._run(self.command, body)
+            self._start("command", ("/bin/sh", "-c", self.command), {"TAPELINE_ALERT": body})
         if self.webhook:
-            self._post(self.webhook, body)
+            named = {"TAPELINE_ALERT": body, "TAPELINE_WEBHOOK": self.webhook}
+            self._start("webhook", _POST, named)
         return True
 
-    def _run(self, command: str, body: str) -> None:
-        try:
-            done = subprocess.run(
-                command,
-                shell=True,
-                env={**os.environ, "TAPELINE_ALERT": body},
-                stdout=subprocess.DEVNULL,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            self.say(f"the alert command failed: {error}")
-            return
-        if done.returncode:
-            self.say(f"the alert command failed with exit code {done.returncode}")
+    def look(self) -> None:
+        """Tell how deliveries went, and end those that take too long; to be called often."""
+        for delivery in [*self._under_way]:
+            child, what = delivery.child, f"the alert {delivery.what}"
+            code = child.poll()
+            if code is not None:
+                self._under_way.remove(delivery)
+                with child:  # closes what it said
+                    said = child.stderr.read().strip() if child.stderr else ""
+                if code and math.isfinite(delivery.due_s):
+                    self.say(f"{what} failed" + (f": {said}" if said else f", exit code {code}"))
+            elif time.monotonic() > delivery.due_s:
+                delivery.due_s = math.inf
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                self.say(f"{what} failed: it took longer than {self.longest_s:g} s, and was ended")
 
-    def _post(self, url: str, body: str) -> None:
+    def close(self) -> None:
+        """Wait for what is under way; not longer than it may take."""
+        deadline_s = time.monotonic() + self.longest_s + _REAP_S
+        while self._under_way and time.monotonic() < deadline_s:
+            self.look()
+            time.sleep(_POLL_S)
+
+    def _start(self, what: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        parent = os.getpid()
+        try:
+            child = subprocess.Popen(
+                argv,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE if argv is _POST else None,
+                text=True,
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509  no threads here
+            )
+        except OSError as error:
+            self.say(f"the alert {what} failed: {error}")
+            return
+        self._under_way.append(_Delivery(what, child, time.monotonic() + self.longest_s))
+
+
+def _post() -> None:
+    """Deliver one alert to a webhook, as its own process; ends it with why that failed."""
+    body, url = os.environ["TAPELINE_ALERT"], os.environ["TAPELINE_WEBHOOK"]
+    try:
         request = urllib.request.Request(
             url, body.encode(), {"Content-Type": "application/json"}, method="POST"
         )
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
-                pass
-        except (urllib.error.URLError, OSError, ValueError) as error:
-            self.say(f"the alert webhook failed: {error}")
+        with urllib.request.urlopen(request):
+            pass
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        sys.exit(str(error))
 
 
 def write_gauges(path: Path, run: str, gauges: Mapping[str, float | None]) -> None:
@@ -107,3 +165,7 @@ def write_gauges(path: Path, run: str, gauges: Mapping[str, float | None]) -> No
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text("\n".join(lines) + "\n")
     temporary.replace(path)
+
+
+if __name__ == "__main__":
+    _post()

@@ -125,6 +125,14 @@ class Monitor:
             return limits.slow_unlearned_s if slow else limits.unlearned_s
         return max(limits.factor * longest_s, limits.slow_floor_s if slow else limits.floor_s)
 
+    def limit_text(self, rank: int) -> str:
+        """For how long a rank went without progress when that was too long, and by what."""
+        phase = _phase(self._seen[rank])
+        by = "until one is learned" if phase in _SLOW else "by supervision.first_steps_s"
+        if _kind(phase) in self.longest_s:
+            by = "learned from the run"
+        return f"for {self.allowed_s(phase):.3g} s in {phase}, the limit {by}"
+
     def steps(self) -> dict[int, int]:
         """Steps done, of each rank that was heard of in this attempt."""
         return {rank: seen.beat.step for rank, seen in self._seen.items() if seen.beat}

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-How = Literal["finished", "stopped", "preempted", "failed", "killed", "hung"]
+How = Literal["finished", "stopped", "preempted", "refused", "failed", "killed", "hung"]
 EXIT_STOPPED = 1  # as of a run that met its criteria to stop
+EXIT_REFUSED = 2  # as of every command that can't be carried out as it was given
 # EX_SOFTWARE of sysexits.h: a scheduler that requeues on it would repeat a failure.
 EXIT_DO_NOT_REQUEUE = 70
 EXIT_REQUEUE = 75  # as of a run that was told to stop, and saved
@@ -25,7 +26,7 @@ class Ended:
     """One attempt, over.
 
     Attributes:
-        how: it ended.
+        how: it ended; refused is a mistake in what was asked for, not a failure.
         began_ns, ended_ns: by the wall clock, since 1970.
         committed: the highest step that any attempt up to its end has saved.
         planned: the supervisor stopped it itself, to start it on other ranks.
@@ -94,11 +95,13 @@ def decide(history: Sequence[Ended], policy: Policy, *, told: bool = False) -> A
         return Action(False, "finished")
     if last.how == "stopped":
         return Action(False, "stopped by its own criteria", exit_code=EXIT_STOPPED)
+    if last.how == "refused":
+        return Action(False, "refused as it was asked for", exit_code=EXIT_REFUSED)
     if told:
         return Action(False, "told to stop", exit_code=EXIT_REQUEUE)
     if last.planned:
         return Action(True, "stopped at a checkpoint to go on with other ranks")
-    failures = [ended for ended in history if not ended.planned]
+    failures = [one for one in history if not one.planned and one.how != "refused"]
     restarts = len(failures)
     idle = num_idle(failures)
     recent = sum(last.ended_ns - f.ended_ns <= policy.alert_window_s * _S for f in failures)

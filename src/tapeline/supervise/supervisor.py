@@ -30,6 +30,7 @@ from tapeline.supervise.nodes import Begin, Nodes
 from tapeline.supervise.places import Places, devices
 from tapeline.supervise.policy import (
     EXIT_DO_NOT_REQUEUE,
+    EXIT_REFUSED,
     EXIT_REQUEUE,
     EXIT_STOPPED,
     Action,
@@ -71,12 +72,14 @@ class Supervisor:
     _pace: Pace = field(init=False)
     _stop: bool = field(init=False, default=False)
     _lives: int = field(init=False, default=0)  # of the run, before this attempt
+    _lives_before: int = field(init=False)  # and before all of this supervisor's
     _ranks_before: int | None = field(init=False, default=None)
     _told_ns: int = field(init=False, default=0)
     _grow_asked: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._history = History(self.job.run)
+        self._lives_before = self._history.num_lives()
         self._monitor = Monitor(self.job.run, self.rules.hang, self.clock)
         quarantine = Quarantine(self.job.run / FILE, self.rules.quarantine)
         self._places = Places(
@@ -99,7 +102,12 @@ class Supervisor:
                 can't be written down.
         """
         node = self.job.node.index
-        with self._history.locked(node), self._signals(), contextlib.closing(self.engine):
+        with (
+            self._history.locked(node),
+            self._signals(),
+            contextlib.closing(self.alerts),
+            contextlib.closing(self.engine),
+        ):
             try:
                 return self._attempts()
             except OSError as error:
@@ -144,7 +152,9 @@ class Supervisor:
             reason = f"{reason}: {self._history.stopped(after=self._lives)}"
         self._nodes.decide(launch.folder, code, reason)
         said = () if code else tuple(launch.errors_of(0))
-        if code == EXIT_DO_NOT_REQUEUE:
+        if code == EXIT_REFUSED and verdict:
+            said = tuple(launch.errors_of(verdict.ranks[0]))
+        elif code == EXIT_DO_NOT_REQUEUE:
             said = _words(launch, verdict)
             self.alerts.send("ended", f"{self.job.run}: given up, {reason}")
         return Outcome(code, reason, said, launch.output(), len(self._history.ended))
@@ -176,7 +186,7 @@ class Supervisor:
         if how in ("failed", "killed"):
             evidence = self._monitor.evidence(launch, self._places.host, over=True)
             verdict = triage(evidence, self._monitor.stuck_limits())[0]
-            how = _how_first(launch, verdict)
+            how = self._how_first(launch, verdict)
         if self._nodes.leads:
             ended = Ended(
                 how,
@@ -188,6 +198,19 @@ class Supervisor:
             self._note(begin, ended, verdict, slots)
         return launch, verdict
 
+    def _how_first(self, launch: Launch, verdict: Verdict) -> How:
+        """How the first to fail ended: the others' ends are of its making.
+
+        What has trained once under this supervisor isn't refused any more: it then failed.
+        """
+        exits = launch.exits()
+        first = [exits[rank] for rank in verdict.ranks if rank in exits]
+        if any(end.signal and not end.by_supervisor for end in first):
+            return "killed"
+        begun = self._history.num_lives() > self._lives_before
+        refused = any(end.code == EXIT_REFUSED for end in first) and not begun
+        return "refused" if refused else "failed"
+
     def _watch(
         self, launch: Launch, slots: list[int], committed: int
     ) -> tuple[bool, Verdict | None]:
@@ -198,6 +221,7 @@ class Supervisor:
         while True:
             gone = launch.gone()  # before the ends are read, so that none is missed
             self._monitor.look(launch)
+            self.alerts.look()
             self._tell(len(slots))
             exits, others = launch.exits(), self._nodes.others(launch.folder)
             now_s = time.monotonic()
@@ -222,7 +246,8 @@ class Supervisor:
     def _hung(self, launch: Launch, ranks: list[int]) -> Verdict | None:
         who = ", ".join(map(str, ranks))
         they = f"ranks {who} make" if len(ranks) > 1 else f"rank {who} makes"
-        self.alerts.send("hang", f"{self.job.run}: {they} no progress")
+        limit = self._monitor.limit_text(ranks[0])
+        self.alerts.send("hang", f"{self.job.run}: {they} no progress {limit}")
         if self.rules.policy.record_only:
             return None
         return self._monitor.collect_stacks(launch, self._places.host)
@@ -254,7 +279,7 @@ class Supervisor:
             first=list(verdict.ranks) if verdict else [],
             evidence=evidence,
         )
-        if verdict is None or self._stop:
+        if verdict is None or self._stop or how == "refused":
             return
         self.alerts.send(
             "attempt", f"{self.job.run}: attempt {begin.number} {how}; {verdict.evidence[0]}"
@@ -324,6 +349,7 @@ class Supervisor:
     def _sleep(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self._stop and (left := deadline - time.monotonic()) > 0:
+            self.alerts.look()
             time.sleep(min(left, 0.1))
 
     @contextlib.contextmanager
@@ -352,13 +378,6 @@ def _how(launch: Launch, *, hung: bool) -> How:
         if all(end.orderly for end in exits):
             return "preempted"
     return "failed"
-
-
-def _how_first(launch: Launch, verdict: Verdict) -> How:
-    """How the first to fail ended: the others' ends are of its making."""
-    exits = launch.exits()
-    first = [exits[rank] for rank in verdict.ranks if rank in exits]
-    return "killed" if any(end.signal and not end.by_supervisor for end in first) else "failed"
 
 
 def _words(launch: Launch, verdict: Verdict | None) -> tuple[str, ...]:
