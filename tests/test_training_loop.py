@@ -88,8 +88,12 @@ def test_each_phase_of_a_step_is_told_as_it_begins():
 
     step = Step(model, adam(model))
     loop(step, batches(), 0, 2, [lambda k, _: phases.append(k)], phases.append)
-    names = ["data", "made", "transfer", "compute", "done", "other"]
+    names = ["data", "made", "transfer", "compute", "done"]
     assert phases == [*names, 1, *names, 2]
+
+    phases.clear()
+    loop(step, [examples()], 0, 1, [], phases.append)  # tensors where the model is: none to move
+    assert phases == ["data", "compute", "done"]
 
 
 def test_steps_are_numbered_from_first():

@@ -149,9 +149,11 @@ class Keeper:
         self._saved = observer.first
 
     def step_done(self, number: int, _: Tensor) -> None:
-        """The hook before all others: the step has ended."""
-        with self._failures_told(last=False):
+        """A hook ahead of what saves: the step has ended."""
+        try:
             self._checkpointer.check()  # a write in the background that failed
+        except CheckpointError as error:
+            self._bear(error, last=False)
         self._ledger.background_write = writing = self._checkpointer.busy
         if self._copies:
             self._copies.check()
@@ -198,28 +200,27 @@ class Keeper:
         """Save after step `number`, unless that was done; `last` is the last of this life."""
         if self._saved == number:
             return
-        with self._ledger.span("checkpoint"), self._failures_told(last=last):
+        with self._ledger.span("checkpoint"):
             if not self._settle(number):
                 return
             of_step, mse = self._metric or (None, None)
             metric = mse if of_step == number else None
-            self._checkpointer.save(
-                self._capture(number),
-                metadata={"attempt": self._attempt, METRIC: metric},
-                durable=bool(self._copies and self._copies.due(number)),
-            )
-            self._saved = number
+            try:
+                self._checkpointer.save(
+                    self._capture(number),
+                    metadata={"attempt": self._attempt, METRIC: metric},
+                    durable=bool(self._copies and self._copies.due(number)),
+                )
+                self._saved = number
+            except CheckpointError as error:
+                self._bear(error, last=last)
         self._cadence.saved(number)
 
-    @contextlib.contextmanager
-    def _failures_told(self, *, last: bool) -> Iterator[None]:
-        """Warn of a save that failed, where the run goes on without it."""
-        try:
-            yield
-        except CheckpointError as error:
-            if last or not self._goes_on:
-                raise
-            warnings.warn(f"The run goes on without a checkpoint: {error}", RuntimeWarning, 1)
+    def _bear(self, error: CheckpointError, *, last: bool) -> None:
+        """Warn of a save that failed, where the run goes on without it; else raise it."""
+        if last or not self._goes_on:
+            raise error
+        warnings.warn(f"The run goes on without a checkpoint: {error}", RuntimeWarning, 1)
 
 
 class Follower:

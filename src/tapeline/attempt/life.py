@@ -249,8 +249,8 @@ class _Life:
             if not made_up:
                 validate(self._first)  # a stop in the middle of it left it out
             hooks: tuple[Hook, ...] = (
+                self._count,  # first: it ends the step's computing
                 kernels.end,
-                self._count,
                 meter,
                 keeper.step_done,
                 losses,

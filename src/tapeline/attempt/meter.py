@@ -127,7 +127,7 @@ class KernelHooks:
         self._profile.end()
 
     def end(self, number: int, _: torch.Tensor) -> None:
-        """The hook before all others."""
+        """The hook right after the step."""
         if number != self._at_step + 1:
             return
         ledger = self._observer.ledger

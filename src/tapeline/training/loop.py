@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from tapeline.training.step import TrainStep
 from tapeline.windows import BatchSource, Form, Loader, Normaliser, Shuffled, WindowSampler
 
 Hook = Callable[[int, Tensor], object]
-Phase = Literal["data", "transfer", "compute", "other"]
+Phase = Literal["data", "transfer", "compute"]
 
 
 def loop(
@@ -37,7 +37,7 @@ def loop(
         first, last: numbers of steps; they key the draws and the schedule.
         hooks: called after each step, in order, with the number of steps done and the loss.
         switch: called as each phase of a step begins, with its name; one ends where the next
-            begins, the last with the loop.
+            begins, "compute" where the hooks say. Without "transfer" where nothing is to move.
 
     Raises:
         TrainingError: the batches end before the steps do, or torch's determinism switch is on
@@ -53,11 +53,12 @@ def loop(
                 batch = next(source, None)
                 if batch is None:
                     raise _too_few(number - first, last - first)
-                enter("transfer")
-                x, y = (_tensor(part, step.device) for part in batch)
+                x, y = batch
+                if not (_is_at(x, step.device) and _is_at(y, step.device)):
+                    enter("transfer")
+                    x, y = (torch.as_tensor(part).to(step.device) for part in batch)
                 enter("compute")
                 loss = step(number, x, y)
-                enter("other")
                 for hook in hooks:
                     hook(number + 1, loss)
     finally:
@@ -79,8 +80,8 @@ def _unobserved(_: Phase) -> None:
     pass
 
 
-def _tensor(array: Tensor | np.ndarray, device: torch.device) -> Tensor:
-    return torch.as_tensor(array).to(device)
+def _is_at(array: Tensor | np.ndarray, device: torch.device) -> TypeGuard[Tensor]:
+    return isinstance(array, Tensor) and array.device == device
 
 
 def train(
