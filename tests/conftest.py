@@ -23,6 +23,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish():
+    """Where tests fork ranks, what they are forked from gets ready meanwhile."""
+    if ranks := sys.modules.get("helpers_ranks"):
+        ranks.start_server()
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)

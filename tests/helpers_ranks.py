@@ -11,8 +11,10 @@ import sys
 import tempfile
 import time
 import traceback
+from multiprocessing import forkserver
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,24 +23,19 @@ from tapeline.cli import main
 from tapeline.training.determinism import keyed_draws
 
 CPU = torch.device("cpu")
-# A process has one such server: whoever names modules after this takes all others' away.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        "pytest",
-        "tapeline.cli",
-        "tapeline.run",
-        "tapeline.testing",
-        "torch.distributed.fsdp",
-        "torch._inductor",
-        "alembic.command",
-        "optuna",
-        "psycopg",
-        "sqlalchemy.dialects.postgresql",
-        "sqlalchemy.orm",
-    ]
-)
 _LONGEST_S = 100  # a loaded machine is nobody's fault
+
+
+def start_server():
+    """Start what ranks are forked from; a process has one such server, so it is started once.
+
+    It learns of this folder only through the environment.
+    """
+    FORKS.set_forkserver_preload(["helpers_ready"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
 
 
 def on_ranks(world_size, function, *arguments):

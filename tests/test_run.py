@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from helpers_ranks import FORKS
 
 from tapeline.checkpoint import load_state, part_sha256
 from tapeline.clock import FakeClock
@@ -157,48 +158,28 @@ def test_validating_and_saving_differently_changes_no_bit(workplace, whole):
     assert other.state_sha256 == whole.state_sha256
 
 
-KILLED_LIFE = """
-import os, sys, time
-sys.path.insert(0, {workplace!r})
-from pathlib import Path
-from tapeline.config import RunConfig
-from tapeline.run import resume, start
-fsync = os.fsync
-def slow_fsync(descriptor):  # a slow disk: a save takes long enough to be met in the middle
-    time.sleep(0.004)
-    fsync(descriptor)
-os.fsync = slow_fsync
-config = RunConfig.from_mapping({values!r}, "test")
-run = Path({run!r})
-print("ready", flush=True)
-sys.stdin.readline()
-resume(run) if (run / "run.json").exists() else start(config, run)
-"""
+def live(values, run, begun):
+    """What a process does that trains `run` from where it stands, on a slow disk."""
+    fsync = os.fsync
+
+    def slow_fsync(descriptor):  # a save takes long enough to be met in the middle
+        time.sleep(0.004)
+        fsync(descriptor)
+
+    os.fsync = slow_fsync
+    config = RunConfig.from_mapping(values, "test")
+    begun.set()
+    resume(run) if (run / "run.json").exists() else start(config, run)
 
 
-class Life:
-    """A process that trains `run` once it is told to; its imports are done before."""
-
-    def __init__(self, workplace, run):
-        values = config_of(workplace).model_dump(mode="json")
-        code = KILLED_LIFE.format(workplace=str(workplace), values=values, run=str(run))
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def begin(self):
-        assert self.process.stdout.readline() == "ready\n"
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-
-    def kill(self):
-        self.process.kill()
-        self.process.communicate()
-        return self.process.returncode
+def begin_life(workplace, run):
+    """A process that has begun to train `run`."""
+    begun = FORKS.Event()
+    values = config_of(workplace).model_dump(mode="json")
+    process = FORKS.Process(target=live, args=(values, run, begun))
+    process.start()
+    assert begun.wait(60)
+    return process
 
 
 def saving(run: Path) -> bool:
@@ -206,30 +187,28 @@ def saving(run: Path) -> bool:
     return any(run.glob("checkpoints/.aside-*"))
 
 
-@pytest.mark.timeout(400)
 def test_twenty_kills_at_random_moments_end_in_the_same_bits(workplace, whole):
     """Real processes, real SIGKILLs: every other one inside a save, the rest anywhere."""
     moments = random.Random(20)
     run = workplace / "killed"
     kills = inside_a_save = 0
-    standby = Life(workplace, run)  # imports take seconds: the next life does them meanwhile
     while kills < 20:
-        life, standby = standby, Life(workplace, run)
-        life.begin()
+        life = begin_life(workplace, run)
         if kills % 2:
             time.sleep(moments.uniform(0.0, 0.2))
             deadline = time.monotonic() + 30
-            while life.process.poll() is None and not saving(run) and time.monotonic() < deadline:
-                pass
+            while life.is_alive() and not saving(run) and time.monotonic() < deadline:
+                time.sleep(0.0005)
         else:
             time.sleep(moments.uniform(0.0, 0.6))
-        if life.kill() == -signal.SIGKILL:
+        life.kill()
+        life.join()
+        if life.exitcode == -signal.SIGKILL:
             kills += 1
             inside_a_save += saving(run)
         else:  # it came to its end before: that must be the right one, and another run begins
             assert _state(run) == whole.part_sha256
             run.rename(workplace / f"finished-before-kill-{kills}")
-    standby.kill()
     result = resume(run) if (run / "run.json").exists() else start(config_of(workplace), run)
     assert result.part_sha256 == whole.part_sha256
     assert result.losses == whole.losses

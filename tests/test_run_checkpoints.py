@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 from unittest import mock
 
 import fsspec
 import pytest
+from helpers_ranks import FORKS
 from helpers_s3 import s3_server
 
+from tapeline.attempt import life
 from tapeline.attempt.cadence import interval_controller
 from tapeline.checkpoint import Shelf
 from tapeline.checkpoint.durable import DurableTier
 from tapeline.checkpoint.preempt import EXIT_PREEMPTED, Preempted
+from tapeline.cli import main
 from tapeline.clock import FakeClock, SystemClock
 from tapeline.config import RunConfig
 from tapeline.errors import CheckpointError
@@ -89,50 +94,53 @@ def steps_of(run: Path) -> list[int]:
 
 # --- told to stop
 
-TRAINING = """
-import signal, sys
-from pathlib import Path
-from tapeline.cli import main
-import tapeline.attempt.life as life
 
-where, at = {where!r}, {at}
-def tell(done, _=None):
-    if done == at:
-        print("there", flush=True)
-        sys.stdin.readline()
+def train_until_told(folder: Path, argv: list[str], where: str, at: int) -> None:
+    """`tapeline …`, which waits at a step, or within an evaluation after it, to be told to go."""
 
-if where == "step":
-    really = life._Life._tell
-    life._Life._tell = lambda self, number, loss: (really(self, number, loss), tell(number))
-else:
-    really_evaluate = life.evaluate
-    calls = []
-    def evaluate(*arguments, between, **options):
-        calls.append(None)
-        def between_batches():
-            tell(len(calls) * 10)
-            between()
-        return really_evaluate(*arguments, between=between_batches, **options)
-    life.evaluate = evaluate
-sys.argv = {argv!r}
-main()
-"""
+    def wait(done: int) -> None:
+        if done == at:
+            (folder / "there").touch()
+            while not (folder / "go").exists():
+                time.sleep(0.005)
+
+    if where == "step":
+        tell = life._Life._tell
+
+        def tell_and_wait(self, number, loss):
+            tell(self, number, loss)
+            wait(number)
+
+        life._Life._tell = tell_and_wait
+    else:
+        really_evaluate, steps = life.evaluate, itertools.count(10, 10)
+
+        def evaluate(*arguments, between, **options):
+            step = next(steps)
+
+            def wait_between():
+                wait(step)
+                between()
+
+            return really_evaluate(*arguments, between=wait_between, **options)
+
+        life.evaluate = evaluate
+    sys.argv = ["tapeline", *argv]
+    with (folder / "said").open("w", buffering=1) as sys.stderr:
+        main()
 
 
-def told_to_stop(argv: list[str], number: signal.Signals, where: str, at: int):
+def told_to_stop(folder: Path, argv: list[str], number: signal.Signals, where: str, at: int):
     """A real process that is sent a real signal at a known moment."""
-    code = TRAINING.format(where=where, at=at, argv=["tapeline", *argv])
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "there\n", process.communicate()[1]
-    process.send_signal(number)
-    _, err = process.communicate("go on\n")
-    return process.returncode, err
+    process = FORKS.Process(target=train_until_told, args=(folder, argv, where, at))
+    process.start()
+    while not (folder / "there").exists():
+        assert process.is_alive(), (folder / "said").read_text()
+        time.sleep(0.005)
+    os.kill(process.pid, number)
+    (folder / "go").touch()
+    process.join()
+    return process.exitcode, (folder / "said").read_text()
 
 
 @pytest.mark.parametrize(
@@ -163,9 +171,8 @@ def test_a_signal_stops_a_run_saved_and_it_goes_on_bitwise(
         )
     )
     run = tmp_path / "run"
-    code, err = told_to_stop(
-        ["train", str(tmp_path / "run.toml"), "--out", str(run)], number, where, at
-    )
+    argv = ["train", str(tmp_path / "run.toml"), "--out", str(run)]
+    code, err = told_to_stop(tmp_path, argv, number, where, at)
     assert code == EXIT_PREEMPTED, err
     assert err.endswith(
         f"tapeline: preempted by {number.name}; saved at step {saved}. "
