@@ -261,7 +261,7 @@ def test_equal_runs_have_no_changes(tmp_path):
     found = diff_runs(a, b)
     assert found.changes == ()
     assert found.divergence.first_difference is None
-    assert found.as_dict()["divergence"]["compared"] == 40
+    assert found.divergence.compared == 40
 
 
 def test_the_step_at_which_losses_leave_the_seed_band_is_told(tmp_path):

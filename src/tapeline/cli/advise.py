@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,7 +81,7 @@ def advise_run(
         Answer(
             "advise",
             inputs,
-            {"step_ms": spent.step, "levers": [lever.as_dict() for lever in levers]},
+            {"step_ms": spent.step, "levers": [asdict(lever) for lever in levers]},
             [lever_table(levers, f"A step of {spent.step:.3g} ms: {spent}")],
             [_decision(levers), *_loader_note(known)],
         ),

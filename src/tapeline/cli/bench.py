@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,7 +67,7 @@ def bench(
         save_figure(lever_figure(levers), aside)
         say(f"figure: {aside}.svg, {aside}.png")
     if as_json:
-        told = {case: [one.as_dict() for one in of_case] for case, of_case in levers.items()}
+        told = {case: [asdict(one) for one in of_case] for case, of_case in levers.items()}
         projection = budget.project(rows) if rows else None
         print_json({**budget.as_dict(), "projection": projection, "advice": told or None})
         return

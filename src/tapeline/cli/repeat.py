@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +38,7 @@ def audit(
     spread = spread_of(figures) if len(figures) >= 2 else None
     found = audit_run(run, spread=spread, verify=verify)
     if as_json:
-        print_json(found.as_dict())
+        print_json(asdict(found))
     else:
         rows = [[one.what, one.leaves, one.evidence, one.change] for one in found.obstacles]
         columns = ["obstacle", "leaves", "evidence", "what to change"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,7 +122,7 @@ def diff(
     replicates = [Path(run["path"]) for run in others if Path(run["path"]) != second.absolute()]
     found = diff_runs(first, second, replicates)
     if as_json:
-        print_json(found.as_dict())
+        print_json(asdict(found))
     else:
         _print_diff(found, everything)
 

@@ -6,8 +6,8 @@ cover measuring, nor levers together: take the first one, measure, and ask again
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 from tapeline.plan.accelerator import Link
 from tapeline.plan.inputs import Quantity
@@ -101,10 +101,6 @@ class Lever:
     speedup: float | None
     limit: float | None
     formula: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return asdict(self)
 
 
 def advise(spent: Spent, known: Known) -> tuple[Lever, ...]:

@@ -7,6 +7,7 @@ difference, and how far the best of many noisy scores overstates itself. Assumes
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from tapeline.plan.stragglers import expected_normal_maximum
@@ -43,16 +44,14 @@ def seeds_needed(sd: float, difference: float) -> int:
 
     Source: `difference_half_width` no wider than the difference.
     """
-    low, high = 2, 2
-    while difference_half_width(sd, high) > difference:
-        low, high = high, 2 * high
-    while low < high:
-        middle = (low + high) // 2
-        if difference_half_width(sd, middle) <= difference:
-            high = middle
-        else:
-            low = middle + 1
-    return high
+
+    def tells(num_seeds: int) -> bool:
+        return difference_half_width(sd, num_seeds) <= difference
+
+    most = 2
+    while not tells(most):
+        most *= 2
+    return bisect_left(range(most), True, lo=2, key=tells)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ Nothing here uses a formula of `reliability`: it only keeps the books of the eve
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,13 +55,7 @@ class Schedule:
         """The inverse of `wall_s`: how many saves are done by then."""
         low = int(wall_s / (self.interval_s + self.save_s[-1]))
         high = int(wall_s / (self.interval_s + self.save_s[0])) + 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.wall_s(middle) <= wall_s:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect_right(range(high + 1), wall_s, lo=low + 1, key=self.wall_s) - 1
 
 
 def failure_times_s(

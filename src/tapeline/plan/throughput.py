@@ -8,6 +8,7 @@ starvation, the workers needed, and how many batches to hold ready. Waiting for 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from tapeline.plan.goodput import utilisation
@@ -164,14 +165,9 @@ def depth_needed(capacity: float) -> int:
     97 at equal rates; fewer the further these are apart.
     """
     limit = NEAR * min(capacity, 1.0)
-    low, high = 0, 97
-    while low < high:
-        middle = (low + high) // 2
-        if prefetch_throughput(capacity, 1.0, middle) >= limit * (1 - 1e-12):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+    return bisect_left(
+        range(97), limit * (1 - 1e-12), key=lambda depth: prefetch_throughput(capacity, 1.0, depth)
+    )
 
 
 def _queue(capacity: float, prefetch: int) -> Queue:

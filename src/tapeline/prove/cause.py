@@ -7,7 +7,7 @@ rank, is not among them.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,10 +43,6 @@ class Cause:
     evidence: str
     fix: str
     shown: bool = True
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return asdict(self)
 
 
 def find_causes(reference: Path, killed: Path, equal_up_to: int) -> list[Cause]:

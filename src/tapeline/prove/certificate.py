@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tapeline.prove.cause import Cause
@@ -31,10 +31,6 @@ class Life:
     how: str
     after_step: int
     victims: tuple[int, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +78,11 @@ class Certificate:
             "subject": self.subject,
             "contract": self.contract,
             "platform": self.platform,
-            "lives": [life.as_dict() for life in self.lives],
+            "lives": [asdict(life) for life in self.lives],
             "hashes": {n: dict(zip(PAIR, both, strict=True)) for n, both in self.hashes.items()},
-            "parting": self.parting and self.parting.as_dict(),
+            "parting": self.parting and asdict(self.parting),
             "failure": self.failure,
-            "causes": [cause.as_dict() for cause in self.causes],
+            "causes": [asdict(cause) for cause in self.causes],
             "determinism_cost": self.determinism_cost,
         }
 

@@ -6,11 +6,10 @@ import json
 import signal
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tapeline.clock import SystemClock
 from tapeline.errors import RunError
 from tapeline.prove.processes import POLL_S, Command
 from tapeline.runs import RunFolder
@@ -33,10 +32,6 @@ class Killed:
     pid: int
     signal: str
     after_step: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return asdict(self)
 
 
 def train_and_kill(config: Path, run: Path, *, at_step: int) -> Killed:
@@ -143,7 +138,7 @@ def watch(
 def last_step(run: Path) -> int:
     """The last step whose loss is journalled; 0 for none. Reads the journal's end alone."""
     try:
-        with RunFolder(run, SystemClock()).metrics_path(0).open("rb") as stream:
+        with RunFolder(run).metrics_path(0).open("rb") as stream:
             stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))
             lines = stream.read().splitlines(keepends=True)
     except FileNotFoundError:

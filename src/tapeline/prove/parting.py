@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,10 +37,6 @@ class Parting:
     tensor: str | None = None
     num_differing: int = 0
     distance: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return asdict(self)
 
 
 def journalled(run: Path) -> Metrics:
@@ -97,16 +93,10 @@ def _losses(metrics: Metrics) -> Iterable[tuple[int, float]]:
 
 def _bisect(shelves: tuple[Shelf, Shelf], steps: list[int]) -> tuple[int, int | None]:
     """The last common step with equal states, and the first with different ones."""
-    low, high = -1, len(steps)  # equal at low, different at high
     if steps and _equal(shelves, steps[-1]):
         return steps[-1], None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _equal(shelves, steps[middle]):
-            low = middle
-        else:
-            high = middle
-    return steps[low] if low >= 0 else 0, steps[high] if high < len(steps) else None
+    first = bisect_left(steps, True, key=lambda step: not _equal(shelves, step))
+    return steps[first - 1] if first else 0, steps[first] if first < len(steps) else None
 
 
 def _equal(shelves: tuple[Shelf, Shelf], step: int) -> bool:

@@ -15,7 +15,6 @@ from typing import Any
 
 from tapeline.attempt import Data, Parts
 from tapeline.checkpoint import Shelf, State
-from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
 from tapeline.prove.outside import changes, kept_outside
 from tapeline.prove.tracing import Trace, first_difference
@@ -68,7 +67,7 @@ def price(run: Path) -> dict[str, float]:
 
 
 def _parts(run: Path) -> Parts:
-    saved = RunFolder(run, SystemClock()).record()
+    saved = RunFolder(run).record()
     config = RunConfig.from_mapping(saved["config"], str(run))
     fitted = saved["data"]["normaliser"]
     return Parts.build(Data.open(config, Normaliser.from_dict(fitted) if fitted else None), World())

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tapeline.attempt.parts import check_ranks
-from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
 from tapeline.errors import ConfigError, RunError
 from tapeline.files import Journal, atomic_write, canonical_json
@@ -154,13 +153,13 @@ class _Proof:
         """One life, to its kill or to the end."""
         ranks = ranks_of_life(number, self._trial.ranks)
         threads = MANY_THREADS if number % 2 else ONE_THREAD
-        before = len(RunFolder(self._killed, SystemClock()).attempts())
+        before = len(RunFolder(self._killed).attempts())
         victims: tuple[int, ...] = ()
         failure = None
         with self._begin(number, ranks, threads) as command:
             try:
                 if kill:
-                    self._journal({"life": number + 1, "planned": kill.as_dict()})
+                    self._journal({"life": number + 1, "planned": asdict(kill)})
                     killed = kill_at(
                         command,
                         self._killed,
@@ -169,7 +168,7 @@ class _Proof:
                         victims=kill.victims,
                         progress=self._tell(self._steps),
                     )
-                    self._journal({"life": number + 1, "killed": killed.as_dict()})
+                    self._journal({"life": number + 1, "killed": asdict(killed)})
                     victims = kill.victims
                 else:
                     watch(
@@ -183,7 +182,7 @@ class _Proof:
                 if not any(code for code in command.wait()):
                     raise  # it reached its end before the kill: nothing was shown
                 failure = f"life {number + 1}, {_ranks(ranks)}: {command.last_line()}"
-        lives = RunFolder(self._killed, SystemClock()).attempts()
+        lives = RunFolder(self._killed).attempts()
         self._lives.append(
             Life(
                 ranks,
@@ -236,7 +235,7 @@ class _Proof:
         return tell
 
     def _subject(self) -> dict[str, Any]:
-        record = RunFolder(self._whole, SystemClock()).record()
+        record = RunFolder(self._whole).record()
         return {
             "name": self._config.name,
             "steps": self._steps,
@@ -247,7 +246,7 @@ class _Proof:
         }
 
     def _platform(self) -> dict[str, Any]:
-        record = RunFolder(self._whole, SystemClock()).record()
+        record = RunFolder(self._whole).record()
         return {"determinism": record["determinism"], "machine": record["machine"]}
 
     def _hashes(self) -> dict[str, tuple[str, str | None]]:
@@ -261,7 +260,7 @@ def _ends(run: Path, steps: int) -> dict[str, str]:
         return {}
     parts = final_hashes(run, steps)
     losses = journalled(run).snapshot.series["loss"]
-    validations = RunFolder(run, SystemClock()).validations()
+    validations = RunFolder(run).validations()
     return {
         **{NAMES.get(part, part): value for part, value in parts.items()},
         "losses": hashlib.sha256(losses.values.tobytes()).hexdigest(),

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
 from tapeline.errors import ConfigError, TrainingError
 from tapeline.run import start
@@ -102,7 +101,7 @@ def train_variants(
             failure = _train(setting.model_copy(update={"seed": seed}), run, tell)
             before += setting.training.steps
             steps = _evaluations(setting)
-            errors = RunFolder(run, SystemClock()).validations()
+            errors = RunFolder(run).validations()
             curve = [errors[step]["mse"] if step in errors else math.inf for step in steps]
             replicas = found.setdefault(name, Replicas(steps, {}, {}))
             replicas.curves[seed] = curve

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 _FIRST_SHARE = 0.85  # of the steps: a kill later than that could come after the last one
 
@@ -26,10 +25,6 @@ class Kill:
     later: float
     ranks: int
     victims: tuple[int, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return asdict(self)
 
 
 def plan_kills(num: int, ranks: Sequence[int], steps: int, seed: int) -> list[Kill]:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
 from tapeline.errors import ConfigError, RunError
 from tapeline.runs import RunFolder
@@ -117,7 +116,7 @@ def with_seed(config: RunConfig, seed: int) -> RunConfig:
 
 
 def _is_finished(folder: Path, config: RunConfig) -> bool:
-    run = RunFolder(folder, SystemClock())
+    run = RunFolder(folder)
     if run.record()["config_hash"] != config.hash():
         raise RunError(
             folder,

@@ -17,16 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from tapeline.checkpoint import Shelf, part_sha256
-from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
 from tapeline.errors import CheckpointError, RunError
 from tapeline.repeat.worktree import Recreated, recreated
 from tapeline.runs import RunFolder
 from tapeline.runs.audit import data_fault
-from tapeline.runs.facts import surrounding_changes
+from tapeline.runs.facts import CHANGES_BITS, surrounding_changes
 
 _OF_NUMBERS = ("OMP_", "MKL_", "OPENBLAS_", "CUBLAS_", "NVIDIA_TF32", "TORCH_ALLOW", "PYTHONHASH")
-_CHANGES_BITS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +80,9 @@ def rerun(
         RunError: the record lacks code, the data isn't what it was, an override would make it
             another run, or training fails.
     """
-    run = RunFolder(folder, SystemClock())
+    run = RunFolder(folder)
     record = run.record()
-    RunFolder(out, SystemClock()).check_free()
+    RunFolder(out).check_free()
     config = RunConfig.from_mapping(record["config"], str(folder / "run.json"), overrides)
     if config.hash() != record["config_hash"]:
         raise RunError(
@@ -110,7 +108,7 @@ def rerun(
 
 def compare_runs(folder: Path, again: Path) -> Rerun:
     """Compare two runs bit for bit: losses, validation figures, and the last state of both."""
-    first, second = (RunFolder(path, SystemClock()) for path in (folder, again))
+    first, second = (RunFolder(path) for path in (folder, again))
     losses = first.losses(), second.losses()
     steps = sorted(losses[0].keys() & losses[1].keys())
     differing = [s for s in steps if losses[0][s].hex() != losses[1][s].hex()]
@@ -131,7 +129,7 @@ def compare_runs(folder: Path, again: Path) -> Rerun:
         surroundings=tuple(
             f"{one.what}: {one.before} → {one.after}"
             for one in changes
-            if one.weight >= _CHANGES_BITS
+            if one.weight >= CHANGES_BITS
         ),
     )
 

@@ -7,15 +7,13 @@ removed afterwards.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tapeline.errors import RunError
+from tapeline.runs.checkout import git, sha256_of
 from tapeline.runs.facts import lost_code
 
 
@@ -77,7 +75,7 @@ def recreated(record: Mapping[str, Any]) -> Iterator[Recreated]:
             yield again
         finally:
             for top, folder in moved.items():
-                _git(Path(top), "worktree", "remove", "--force", str(folder))
+                git(Path(top), "worktree", "remove", "--force", str(folder), limit_s=None)
 
 
 def _check_complete(code: Mapping[str, Any]) -> None:
@@ -97,7 +95,8 @@ def _check_complete(code: Mapping[str, Any]) -> None:
 
 def _add(code: Mapping[str, Any], folder: Path) -> None:
     top, commit = Path(code["folder"]), code["commit"]
-    done = _git(top, "worktree", "add", "--detach", str(folder), commit) if top.is_dir() else None
+    words = ("worktree", "add", "--detach", str(folder), commit)
+    done = git(top, *words, limit_s=None) if top.is_dir() else None
     if done is None or done.returncode:
         why = done.stderr.strip().splitlines()[-1] if done else "no folder"
         remote = f" from {code['remote']}" if code.get("remote") else ""
@@ -120,7 +119,7 @@ def _check_sources(record: Mapping[str, Any], again: Recreated) -> None:
     for source in filter(None, record.get("sources", {}).values()):
         file = again.place(source["file"])
         try:
-            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            digest = sha256_of(file)
         except OSError as error:
             digest = error.strerror or "unreadable"
         if digest != source["sha256"]:
@@ -133,7 +132,7 @@ def _check_sources(record: Mapping[str, Any], again: Recreated) -> None:
 
 
 def _checked(folder: Path, *arguments: str, text_in: str | None = None) -> None:
-    done = _git(folder, *arguments, text_in=text_in)
+    done = git(folder, *arguments, text_in=text_in, limit_s=None)
     if done.returncode:
         raise RunError(
             f"git {arguments[0]} in {folder}",
@@ -141,17 +140,3 @@ def _checked(folder: Path, *arguments: str, text_in: str | None = None) -> None:
             found=(done.stderr.strip().splitlines() or ["a failure"])[-1],
             fix="Look whether the repository is whole, with `git fsck`",
         )
-
-
-def _git(
-    folder: Path, *arguments: str, text_in: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["git", "-C", str(folder), *arguments],
-        input=text_in,
-        capture_output=True,
-        encoding="utf-8",
-        errors="surrogateescape",
-        check=False,
-        env={**os.environ, "LC_ALL": "C"},
-    )

@@ -7,7 +7,7 @@ held against.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tapeline.ledger import BUCKETS
+from tapeline.ledger.phases import NS_PER_S
 from tapeline.report.page import Page, Section
 from tapeline.report.run_times import bucket_bars
 from tapeline.report.seen import SeenRun
@@ -28,7 +29,6 @@ from tapeline.runs.index import indexed
 from tapeline.runs.replicas import siblings
 from tapeline.signals import Series
 
-_NS_PER_S = 1e9
 _SHORT = 60
 _MOST_CHANGES = 25
 
@@ -71,7 +71,7 @@ class ComparedRuns:
         """The figures of the page as JSON can hold them."""
         return {
             "runs": {name: one.as_dict() for name, one in self.runs.items()},
-            "diffs": [one.as_dict() for one in self.diffs],
+            "diffs": [asdict(one) for one in self.diffs],
         }
 
 
@@ -125,7 +125,7 @@ def results_table(compared: ComparedRuns) -> Table:
 
 
 def _seconds(seen: SeenRun, bucket: str) -> float | None:
-    return None if seen.account is None else seen.account.job.buckets_ns[bucket] / _NS_PER_S
+    return None if seen.account is None else seen.account.job.buckets_ns[bucket] / NS_PER_S
 
 
 def _losses(compared: ComparedRuns) -> list[Section]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tapeline.diagnosis import Diagnosis
 from tapeline.ledger import Account
+from tapeline.ledger.phases import NS_PER_S
 from tapeline.report.page import Page, Section
 from tapeline.report.run_record import planned, recorded, windows
 from tapeline.report.run_times import attempts, step_parts, step_times, where_the_time_went
@@ -20,7 +21,6 @@ from tapeline.report.tables import Cell, Table, format_count, format_number, for
 from tapeline.runs import Metrics
 from tapeline.signals import Series
 
-_NS_PER_S = 1e9
 # By the name in a snapshot: the title with its unit, and how many of it the unit is.
 _SIGNALS = {
     "grad_norm": ("gradient norm", 1.0),
@@ -66,7 +66,7 @@ def _summary(seen: SeenRun) -> str:
     on = "" if ranks is None else f" on {ranks} rank{'s' if ranks > 1 else ''}"
     took = ""
     if seen.account is not None:
-        took = f" {_duration(seen.account.job.wall_ns / _NS_PER_S)} of rank time."
+        took = f" {_duration(seen.account.job.wall_ns / NS_PER_S)} of rank time."
     text = f"`{seen.run.path}`, begun {_moment(seen.record.get('created'))}{on}.{took}"
     return "\n\n".join([text, *seen.problems])
 

@@ -17,12 +17,13 @@ from tapeline.ledger import (
     Segment,
     timeline,
 )
+from tapeline.ledger.phases import NS_PER_S
 from tapeline.report.page import Bars, Section
 from tapeline.report.seen import SeenRun
 from tapeline.report.tables import Cell, Table, format_number, format_percent
 from tapeline.report.time_figures import HUES, Mark, Row, step_times_figure, timeline_figure
 
-_NS_PER_S, _NS_PER_MS = 1e9, 1e6
+_NS_PER_MS = 1e6
 _MOST_RANKS = 16  # in a picture
 _PIECES = 400  # of all ranks in the timeline together
 _FEWEST_PIECES = 40
@@ -45,7 +46,7 @@ def account_table(account: Account) -> Table:
     rows: list[list[Cell]] = []
     for bucket in BUCKETS:
         spent = account.job.buckets_ns[bucket]
-        row: list[Cell] = [bucket, round(spent / _NS_PER_S, 3), format_percent(spent / whole)]
+        row: list[Cell] = [bucket, round(spent / NS_PER_S, 3), format_percent(spent / whole)]
         rows.append([*row, round(cost[bucket], 4)] if cost else row)
     return Table(columns, rows, "adds up to the nanosecond")
 
@@ -81,7 +82,7 @@ def bucket_bars(accounts: Mapping[str, Account]) -> Bars:
 def where_the_time_went(account: Account) -> Section:
     """The buckets of the job."""
     lost = account.job.lost_ns
-    of = ", ".join(f"{kind} {format_number(ns / _NS_PER_S)} s" for kind, ns in lost.items() if ns)
+    of = ", ".join(f"{kind} {format_number(ns / NS_PER_S)} s" for kind, ns in lost.items() if ns)
     faults = "\n\n".join((*account.clock_faults, *account.notes))
     return Section(
         "Where the time went",
@@ -148,8 +149,8 @@ def _marks(seen: SeenRun) -> tuple[list[Mark], list[Mark]]:
     for rank in seen.account.ranks:
         offset_ns = _offset_ns(seen, rank)
         for life in rank.lives:
-            begin_s = (offset_ns + life.begin_ns) / _NS_PER_S
-            end_s = begin_s + life.lived_ns / _NS_PER_S
+            begin_s = (offset_ns + life.begin_ns) / NS_PER_S
+            end_s = begin_s + life.lived_ns / NS_PER_S
             begins[life.attempt] = min(begin_s, begins.get(life.attempt, begin_s))
             ends[life.attempt] = max(end_s, ends.get(life.attempt, end_s))
     # A rank that was killed closed nothing; one that lives hasn't yet.
@@ -175,7 +176,7 @@ def timeline_row(seen: SeenRun, rank: RankAccount) -> Row:
     segments = timeline(ledger, seen.ledgers, most=most)
     for segment in segments:
         base_ns = begin_ns[segment.attempt]
-        begin_s, end_s = ((base_ns + ns) / _NS_PER_S for ns in (segment.begin_ns, segment.end_ns))
+        begin_s, end_s = ((base_ns + ns) / NS_PER_S for ns in (segment.begin_ns, segment.end_ns))
         shares = _shares(segment, first=segment.attempt == rank.lives[0].attempt)
         row.pieces.append((begin_s, end_s, shares))
         if segment.spent_ns[PHASES.index("checkpoint")]:
@@ -184,9 +185,9 @@ def timeline_row(seen: SeenRun, rank: RankAccount) -> Row:
         ended_ns = offset_ns + life.begin_ns + life.lived_ns
         noticed_ns = ended_ns + life.detection_ns
         if life.detection_ns:
-            row.unnoticed.append((ended_ns / _NS_PER_S, noticed_ns / _NS_PER_S))
+            row.unnoticed.append((ended_ns / NS_PER_S, noticed_ns / NS_PER_S))
         if life.down_ns:
-            row.down.append((noticed_ns / _NS_PER_S, (noticed_ns + life.down_ns) / _NS_PER_S))
+            row.down.append((noticed_ns / NS_PER_S, (noticed_ns + life.down_ns) / NS_PER_S))
     row.stalls += _stalls(ledger, segments, begin_ns)
     return row
 
@@ -213,7 +214,7 @@ def _stalls(
         times.add(second.times.counts)
     if not times.total:
         return []
-    least_ns = max(_STALL_S * _NS_PER_S, _STALL_TIMES * times.quantile_ns(0.5))
+    least_ns = max(_STALL_S * NS_PER_S, _STALL_TIMES * times.quantile_ns(0.5))
     stalls = []
     for second in seconds:
         if second.longest_ns < least_ns:
@@ -226,7 +227,7 @@ def _stalls(
         if segment := next(of_step, None):
             base_ns = begin_ns[segment.attempt]
             begin = max(segment.begin_ns, segment.end_ns - second.longest_ns)
-            stalls.append(((base_ns + begin) / _NS_PER_S, (base_ns + segment.end_ns) / _NS_PER_S))
+            stalls.append(((base_ns + begin) / NS_PER_S, (base_ns + segment.end_ns) / NS_PER_S))
     return stalls
 
 

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tapeline.clock import SystemClock
 from tapeline.diagnosis import Diagnosis, diagnose
 from tapeline.errors import TapelineError
 from tapeline.files import read_journal
@@ -62,7 +61,7 @@ class SeenRun:
         Raises:
             RunError: `folder` is no run, or one of its journals is damaged.
         """
-        run = RunFolder(folder, SystemClock())
+        run = RunFolder(folder)
         record = run.record()
         paths = sorted((folder / "metrics").glob("rank-*.jsonl"), key=_rank)
         problems: list[str] = []

@@ -7,14 +7,13 @@ What is judged is the record, and whether this machine and the data are still wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tapeline.clock import SystemClock
 from tapeline.errors import StoreError
 from tapeline.runs.diff import RunFacts
-from tapeline.runs.facts import lost_code, surrounding_changes
+from tapeline.runs.facts import CHANGES_BITS, lost_code, surrounding_changes
 from tapeline.runs.folder import RunFolder
 from tapeline.runs.record import surroundings
 from tapeline.runs.secrecy import HIDDEN
@@ -24,8 +23,6 @@ from tapeline.store import Shards
 
 Leaves = Literal["bit-exact", "statistical", "nothing"]
 _ORDER: tuple[Leaves, ...] = ("nothing", "statistical", "bit-exact")
-# Of what differs here and now, that which changes bits.
-_CHANGES_BITS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +60,6 @@ class Audit:
     leave_alone: tuple[str, ...]
     sentence: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return asdict(self)
-
 
 def audit_run(path: Path, *, spread: Spread | None = None, verify: bool = True) -> Audit:
     """Audit a run from its folder, on this machine.
@@ -79,7 +72,7 @@ def audit_run(path: Path, *, spread: Spread | None = None, verify: bool = True) 
     Raises:
         RunError: the folder isn't that of a run, or its record is damaged.
     """
-    run = RunFolder(path, SystemClock())
+    run = RunFolder(path)
     facts = RunFacts.read(run)
     last = max((int(life.get("step", 0)) for life in facts.lives), default=0)
     sources = [s["file"] for s in facts.record.get("sources", {}).values() if s]
@@ -270,7 +263,7 @@ def _here(record: Mapping[str, Any], here: Mapping[str, Any]) -> list[Obstacle]:
         )
         for one in surrounding_changes({**record, "data": {}, "determinism": {}}, here)
         # What torch says of itself isn't known before it is imported.
-        if one.weight >= _CHANGES_BITS
+        if one.weight >= CHANGES_BITS
         and not one.what.startswith("environment.torch.")
         and one.after != "unknown"
     ]

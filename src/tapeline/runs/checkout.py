@@ -23,7 +23,7 @@ from tapeline.runs.secrecy import is_secret_file, without_credentials, without_s
 DIFF_BYTES = 256 << 10
 _MOST_FILES = 1000
 _MOST_HASHED_BYTES = 16 << 20
-_GIT_TIMEOUT_S = 10
+_GIT_LIMIT_S = 10.0
 _FILE_OF = re.compile(r"^diff --git (?:\"?a/.*?\"? )\"?b/(.*?)\"?$", re.MULTILINE)
 
 
@@ -55,8 +55,8 @@ def code_record(folder: Path, diff_bytes: int = DIFF_BYTES) -> dict[str, Any]:
     if found["state"] not in ("clean", "dirty"):
         return found
     try:
-        top = Path(_git(folder, "rev-parse", "--show-toplevel").stdout.rstrip("\n"))
-        remote = _git(folder, "config", "--get", "remote.origin.url").stdout.strip()
+        top = Path(git(folder, "rev-parse", "--show-toplevel").stdout.rstrip("\n"))
+        remote = git(folder, "config", "--get", "remote.origin.url").stdout.strip()
         files = {path: _file(top, status, path) for status, path in lines[:_MOST_FILES]}
         diff, left_out = _patch(top, found["commit"], files, diff_bytes) if files else ("", {})
         for _, path in lines[_MOST_FILES:]:
@@ -103,7 +103,7 @@ def source_of(reference: str, folder: Path | None) -> dict[str, Any] | None:
     if folder:
         for path in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
             if path.is_file():
-                return {"file": str(path), "sha256": _sha256(path), "package": False}
+                return {"file": str(path), "sha256": sha256_of(path), "package": False}
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
@@ -111,7 +111,7 @@ def source_of(reference: str, folder: Path | None) -> dict[str, Any] | None:
     if spec is None or not spec.origin or not Path(spec.origin).is_file():
         return None
     file = Path(spec.origin)
-    return {"file": str(file), "sha256": _sha256(file), "package": True}
+    return {"file": str(file), "sha256": sha256_of(file), "package": True}
 
 
 def sections_of(diff: str) -> dict[str, str]:
@@ -133,16 +133,14 @@ def _asked(folder: Path) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         "problem": None,
     }
     try:
-        inside = _git(folder, "rev-parse", "--is-inside-work-tree", "--show-toplevel")
+        inside = git(folder, "rev-parse", "--is-inside-work-tree", "--show-toplevel")
         if inside.returncode != 0:
             missing = "not a git repository" in inside.stderr
             found["state"] = "not a repository" if missing else "unknown"
             found["problem"] = None if missing else inside.stderr.strip()
             return found, []
-        status = _git(
-            folder, "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames"
-        )
-        head = _git(folder, "rev-parse", "HEAD")
+        status = git(folder, "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames")
+        head = git(folder, "rev-parse", "HEAD")
     except (OSError, subprocess.TimeoutExpired) as error:
         return found | {"problem": f"git could not be asked: {error}"}, []
     if status.returncode != 0:
@@ -178,7 +176,7 @@ def _file(top: Path, status: str, path: str) -> dict[str, Any]:
     if file.is_file() and not file.is_symlink() and not is_secret_file(file.name):
         found["bytes"] = file.stat().st_size
         if found["bytes"] <= _MOST_HASHED_BYTES:  # more than that is data, and takes long
-            found["sha256"] = _sha256(file)
+            found["sha256"] = sha256_of(file)
     return found
 
 
@@ -215,10 +213,8 @@ def _patch(
 
 def _diff(top: Path, commit: str | None, paths: Sequence[str], untracked: Sequence[str]) -> str:
     """`git diff` with untracked files as new ones; on a copy of the index, nothing is touched."""
-    git_dir = Path(_git(top, "rev-parse", "--absolute-git-dir").stdout.rstrip("\n"))
-    common = _git(top, "rev-parse", "--path-format=absolute", "--git-common-dir").stdout.rstrip(
-        "\n"
-    )
+    git_dir = Path(git(top, "rev-parse", "--absolute-git-dir").stdout.rstrip("\n"))
+    common = git(top, "rev-parse", "--path-format=absolute", "--git-common-dir").stdout.rstrip("\n")
     with tempfile.TemporaryDirectory() as temporary:
         index = Path(temporary, "index")
         if (git_dir / "index").exists():
@@ -232,9 +228,9 @@ def _diff(top: Path, commit: str | None, paths: Sequence[str], untracked: Sequen
         if untracked:
             names = "\0".join(untracked)
             add = ("add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
-            _git(top, *add, extra=extra, text_in=names)
+            git(top, *add, extra=extra, text_in=names)
         against = [commit] if commit else []
-        done = _git(
+        done = git(
             top,
             *("-c", "core.quotePath=false", "diff", "--binary", "--no-renames", "--no-ext-diff"),
             *("--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/"),
@@ -249,7 +245,7 @@ def _submodules(top: Path) -> list[dict[str, Any]]:
         return []
     states = {" ": "clean", "-": "not there", "+": "another commit", "U": "in conflict"}
     found = []
-    for line in _git(top, "submodule", "status", "--recursive").stdout.splitlines():
+    for line in git(top, "submodule", "status", "--recursive").stdout.splitlines():
         commit, path = line[1:].split(" ")[:2]
         state = states.get(line[0], "unknown")
         inside = code_state(top / path) if state in ("clean", "another commit") else {}
@@ -261,23 +257,38 @@ def _submodules(top: Path) -> list[dict[str, Any]]:
 
 def _top(folder: Path) -> str | None:
     try:
-        done = _git(folder, "rev-parse", "--show-toplevel")
+        done = git(folder, "rev-parse", "--show-toplevel")
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.rstrip("\n") if done.returncode == 0 else None
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _git(
+def git(
     folder: Path,
     *arguments: str,
     extra: dict[str, str] | None = None,
     text_in: str | None = None,
+    limit_s: float | None = _GIT_LIMIT_S,
 ) -> subprocess.CompletedProcess[str]:
+    """Run git in a folder; whether it succeeded is for the caller to see.
+
+    Args:
+        folder: where.
+        arguments: after `git`.
+        extra: variables of its environment.
+        text_in: what it reads.
+        limit_s: the longest it may take.
+
+    Raises:
+        OSError: there is no git.
+        subprocess.TimeoutExpired: it took longer.
+    """
     return subprocess.run(
         ["git", "-C", str(folder), *arguments],
         capture_output=True,
@@ -285,7 +296,7 @@ def _git(
         errors="surrogateescape",
         input=text_in,
         check=False,
-        timeout=_GIT_TIMEOUT_S,
+        timeout=limit_s,
         # Its messages are read, so they must be in English; and a status that writes is a writer.
         env={**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", **(extra or {})},
     )
@@ -294,7 +305,7 @@ def _git(
 def commits_differ(folder: Path, before: str, after: str) -> dict[str, int] | None:
     """The files that differ between two commits, each with its hunks; None if git can't say."""
     try:
-        done = _git(folder, "diff", "--no-color", "--no-ext-diff", "-U0", before, after)
+        done = git(folder, "diff", "--no-color", "--no-ext-diff", "-U0", before, after)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode != 0:

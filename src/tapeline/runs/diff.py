@@ -6,11 +6,10 @@ Ranked by how likely each difference is to matter, and with the step at which th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tapeline.clock import SystemClock
 from tapeline.runs.checkout import commits_differ, hunks_of, sections_of
 from tapeline.runs.divergence import Divergence, diverge
 from tapeline.runs.facts import (
@@ -38,10 +37,6 @@ class RunDiff:
     second: str
     changes: tuple[Change, ...]
     divergence: Divergence
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +77,11 @@ def diff_runs(first: Path, second: Path, replicates: Sequence[Path] = ()) -> Run
     Raises:
         RunError: a folder isn't that of a run.
     """
-    runs = [RunFolder(path, SystemClock()) for path in (first, second)]
+    runs = [RunFolder(path) for path in (first, second)]
     a, b = (RunFacts.read(run) for run in runs)
 
     def loss_of(path: Path) -> Any:
-        return read_metrics(RunFolder(path, SystemClock()).metrics_path(0)).snapshot["loss"]
+        return read_metrics(RunFolder(path).metrics_path(0)).snapshot["loss"]
 
     divergence = diverge(loss_of(first), loss_of(second), [loss_of(path) for path in replicates])
     return RunDiff(str(first), str(second), tuple(changes_between(a, b)), divergence)

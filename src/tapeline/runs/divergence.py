@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -42,10 +41,6 @@ class Divergence:
     leaves_band: int | None
     num_replicates: int
     band: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return asdict(self)
 
 
 def diverge(first: Series, second: Series, replicates: Sequence[Series] = ()) -> Divergence:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tapeline.config import RunConfig
@@ -18,6 +18,7 @@ from tapeline.runs.secrecy import is_secret_file
 
 Area = Literal["config", "code", "data", "environment", "hardware", "lineage"]
 NOISE = 15  # what weighs no more doesn't explain a different result
+CHANGES_BITS = 50  # what weighs as much, of what surrounds a run, changes its bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,6 @@ class Change:
     after: Any
     weight: int
     why: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return asdict(self)
 
 
 _CONFIG_WEIGHTS = (
@@ -154,9 +151,7 @@ def following(changes: list[Change]) -> list[Change]:
             None,
         )
         if cause:
-            change = Change(
-                change.area, change.what, change.before, change.after, 1, f"follows from {cause}"
-            )
+            change = replace(change, weight=1, why=f"follows from {cause}")
         found.append(change)
     return sorted(found, key=lambda one: (-one.weight, one.area, one.what))
 

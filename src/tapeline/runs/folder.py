@@ -24,7 +24,7 @@ from typing import Any
 
 import xxhash
 
-from tapeline.clock import Clock, utc
+from tapeline.clock import Clock, SystemClock, utc
 from tapeline.errors import RunError
 from tapeline.files import Journal, atomic_write, canonical_json, read_journal
 from tapeline.runs.metrics import with_nan
@@ -39,14 +39,14 @@ class RunFolder:
 
     Args:
         path: the folder; `create` makes it, everything else needs it to be there.
-        clock: for the times of attempts.
+        clock: for the times of attempts; by default the machine's.
     """
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self.path = path
         self.attempts_path = path / "attempts.jsonl"
         self.checkpoints_path = path / "checkpoints"
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._taken: dict[str, Any] = {}  # what `create` has just been told of this process
 
     def attempt_path(self, number: int) -> Path:

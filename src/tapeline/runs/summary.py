@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
 from tapeline.errors import TapelineError
 from tapeline.ledger import account_of
@@ -25,7 +24,7 @@ def summary(path: Path) -> dict[str, Any]:
     `family` is equal for runs that differ in their seed alone. Figures that aren't finite are
     text ("nan", "inf"): they are there, and no number.
     """
-    run = RunFolder(path, SystemClock())
+    run = RunFolder(path)
     found: dict[str, Any] = {"path": str(path), "problem": None}
     try:
         record = run.record()

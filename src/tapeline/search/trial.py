@@ -14,7 +14,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tapeline.clock import SystemClock
 from tapeline.config import RunConfig
 from tapeline.errors import RunError
 from tapeline.runs import RunFolder
@@ -74,7 +73,7 @@ class Stretch:
         if not self.folder.exists():
             return False
         try:
-            with RunFolder(self.folder, SystemClock()).locked():
+            with RunFolder(self.folder).locked():
                 return False
         except RunError:
             return True
@@ -106,7 +105,7 @@ class Stretch:
         Args:
             code: exit code of the process; None if none was started yet.
         """
-        run = RunFolder(self.folder, SystemClock())
+        run = RunFolder(self.folder)
         lives = run.attempts()
         last = lives[-1] if lives else {}
         how, step = last.get("how"), last.get("step", 0)

@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def run_demo(out: Path, tape: Path | None, say: Callable[[str], None]) -> Demo:
             "killed_and_resumed": resumed["state_sha256"],
             "uninterrupted": uninterrupted["state_sha256"],
         },
-        "killed": killed.as_dict(),
+        "killed": asdict(killed),
         "resumed_from_step": resumed["from_step"],
         "steps": resumed["steps"],
         "tape": about,

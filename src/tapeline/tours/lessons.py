@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,7 @@ def resume(problem: Problem, folder: Path) -> dict[str, Any]:
     restore_model(load_state(checkpoints / f"step-{steps:08d}"), finished)
     return {
         "steps": steps,
-        "killed": killed.as_dict(),
+        "killed": asdict(killed),
         "resumed_from_step": resumed["from_step"],
         "bitwise_equal": resumed["state_sha256"] == uninterrupted["state_sha256"],
         "state_sha256": {
