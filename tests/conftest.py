@@ -1,11 +1,14 @@
 """What every test runs under: one torch thread, no deadlines, and stores on demand."""
 
 import itertools
+import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from helpers_warm import tools
 from hypothesis import settings
 
 from tapeline import cli
@@ -46,6 +49,14 @@ def new_store(tmp_path_factory):
         return Shards(folder, fmt)
 
     return new
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """An environment in which `python` and `tapeline` are real processes that start at once."""
+    with tools(tmp_path_factory.mktemp("tools")) as folder:
+        rest = [str(Path(sys.executable).parent), os.environ["PATH"]]
+        yield {**os.environ, "PATH": os.pathsep.join([str(folder), *rest]), "COLUMNS": "200"}
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,20 +27,15 @@ def test_every_case_is_run_here():
 
 
 @pytest.mark.parametrize("case", SAID)
-def test_its_commands_run(case, tmp_path):
+def test_its_commands_run(case, tmp_path, warm):
     page = (CASES / f"{case}.md").read_text()
     blocks = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 3
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    tools = Path(sys.executable).parent
     done = subprocess.run(
         ["bash", "-c", "set -eu\n" + "".join(blocks)],
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-            "COLUMNS": "200",
-        },
+        env=warm,
         capture_output=True,
         text=True,
         check=False,

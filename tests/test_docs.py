@@ -32,32 +32,31 @@ def script_of(page: Path, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def run_script(script: str, folder: Path, tools: str = "") -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([tools, str(Path(sys.executable).parent), os.environ["PATH"]])
+def run_script(script: str, folder: Path, environment: dict) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", script],
         cwd=folder,
-        env={**os.environ, "PATH": path.lstrip(os.pathsep), "COLUMNS": "200"},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("page", [str(p.relative_to(DOCS).with_suffix("")) for p in PAGES])
-def test_every_block_of_a_page_runs(page, tmp_path):
+def test_every_block_of_a_page_runs(page, tmp_path, warm):
     if page == "tour" and demo_tape() is None:
         pytest.skip("the data package of the demo extra is missing")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     script = script_of(DOCS / f"{page}.md", tmp_path)
     assert (script == "set -eu") == (page in WITHOUT_CODE)
-    done = run_script(script, tmp_path)
+    done = run_script(script, tmp_path, warm)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.timeout(200)
-def test_the_slurm_script_is_requeued(tmp_path):
+def test_the_slurm_script_is_requeued(tmp_path, warm):
     """Notified like Slurm does it, the job script saves, asks to be requeued, and goes on."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     (tmp_path / "tools").mkdir()
@@ -78,7 +77,8 @@ code=0; wait $job || code=$?
 test $code = 75
 bash job.sh
 """
-    done = run_script(notice, tmp_path, str(tmp_path / "tools"))
+    path = os.pathsep.join([str(tmp_path / "tools"), warm["PATH"]])
+    done = run_script(notice, tmp_path, {**warm, "PATH": path})
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
@@ -14,10 +13,11 @@ from tapeline.tape import demo_tape
 from tapeline.tours import run_demo
 
 
-def tapeline(*arguments, cwd):
+def tapeline(*arguments, cwd, environment):
     done = subprocess.run(
-        [sys.executable, "-m", "tapeline", *arguments],
+        ["tapeline", *arguments],
         cwd=cwd,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
@@ -29,8 +29,8 @@ def tapeline(*arguments, cwd):
 @pytest.mark.demo_tape
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(demo_tape() is None, reason="the data package of the demo extra is missing")
-def test_the_demo_on_the_real_tape(tmp_path):
-    found, talk = tapeline("demo", "--json", cwd=tmp_path)
+def test_the_demo_on_the_real_tape(tmp_path, warm):
+    found, talk = tapeline("demo", "--json", cwd=tmp_path, environment=warm)
     assert found["bitwise_equal"] is True
     assert len(set(found["state_sha256"].values())) == 1
     assert found["killed"]["signal"] == "SIGKILL"
@@ -65,8 +65,8 @@ def test_a_demo_writes_over_a_demo_only(tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_the_tutorial(tmp_path):
-    found, _ = tapeline("tutorial", "--json", cwd=tmp_path)
+def test_the_tutorial(tmp_path, warm):
+    found, _ = tapeline("tutorial", "--json", cwd=tmp_path, environment=warm)
     sizes = found["sizes"]
     values = 8 * 1140 * 41 * 4
     assert sizes["bytes"]["mmap"] == values
