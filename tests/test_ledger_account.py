@@ -83,6 +83,33 @@ def test_a_gap_after_a_clean_stop_is_time_down(tmp_path, clock) -> None:
     assert lost(found.job) == {"down": 3600}
 
 
+@pytest.mark.parametrize("how", ["finished", "stopped", "preempted"])
+def test_a_gap_in_which_the_run_was_over_is_in_no_bucket(tmp_path, clock, how) -> None:
+    said = []
+    for number, (before, last) in enumerate([(0, 60), (60, 100)], 1):
+        with begin(tmp_path, clock, from_step=before) as ledger:
+            clock.advance(8 * S)
+            with ledger.span("restore"):
+                clock.advance(2 * S)
+            steps(ledger, clock, before, last)
+        said += [
+            {"attempt": number, "started": utc(0), "from_step": before},
+            {"attempt": number, "how": how, "ended": utc(clock.wall_ns())},
+        ]
+        clock.advance(3600 * S)
+    (tmp_path / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in said))
+    found = account_of(tmp_path)
+    first, second = found.ranks[0].lives
+    if how == "preempted":  # told to end, and taken up again: it was waited for
+        assert lost(found.job) == {"down": 3600, "restart": 8, "reload": 2}
+        assert seconds(found.job) == {"useful": 1000, "startup": 10, "lost": 3610}
+        assert (first.starts_again, second.starts_again) == (False, True)
+    else:
+        assert seconds(found.job) == {"useful": 1000, "startup": 20}
+        assert second.begin_ns == first.lived_ns
+        assert (first.starts_again, second.starts_again) == (False, False)
+
+
 def history(folder, clock):
     """Two lives with all there is: killed at 27 of which 20 were saved, noticed after 5 s."""
     ledger = begin(folder, clock)

@@ -10,6 +10,10 @@ was spent beside them), the time until somebody noticed an end (`detection`, whe
 the time nobody ran (`down`), and what a later attempt took to start (`restart`) and to read its
 checkpoint (`reload`). *startup* is therefore that of the first attempt alone.
 
+After an attempt that finished, or that its own criteria stopped, the run was over: nobody waited
+for it, so the time until somebody takes it up again is in no bucket, and *startup* begins anew.
+`attempts.jsonl` tells that; a ledger alone doesn't say why it was closed, and any gap is *down*.
+
 Between two attempts on one machine the monotonic clock counts, which nobody can set; between
 machines the wall clock. A gap that comes out negative is told and leaves the ratios unknown.
 """
@@ -26,6 +30,7 @@ from tapeline.ledger.lives import Life, kept_through, lives_of
 from tapeline.ledger.phases import BUCKET_OF, BUCKETS, INDEX, NS_PER_S, PHASES
 from tapeline.ledger.reading import Attempt, RankLedger, read_attempts, read_ledgers
 
+_OVER = ("finished", "stopped")
 LOSSES = ("redone", "detection", "down", "restart", "reload")
 _NS_PER_HOUR = 3600 * NS_PER_S
 _CLOCK_MOVED_NS = NS_PER_S  # less is drift
@@ -135,6 +140,11 @@ class LifeAccount:
     detection_ns: int = 0
     down_ns: int = 0
 
+    @property
+    def starts_again(self) -> bool:
+        """Whether it took up a run that wasn't over, so that its start is lost."""
+        return bool(self.times.lost_ns["restart"] + self.times.lost_ns["reload"])
+
 
 @dataclass(frozen=True, slots=True)
 class RankAccount:
@@ -235,17 +245,18 @@ def account(
         LedgerError: spans that don't add up, or ranks that contradict each other.
     """
     through = kept_through(_from_steps(ledgers, attempts))
+    over = {attempt.number for attempt in attempts if attempt.how in _OVER}
     noticed = {
         attempt.number: attempt.ended_wall_ns
         for attempt in attempts
-        if attempt.ended_wall_ns is not None
+        if attempt.ended_wall_ns is not None and attempt.number not in over
     }
     faults: list[str] = []
     notes: list[str] = []
     ranks = []
     for ledger in ledgers:
         said = _Said(f"rank {ledger.rank}", faults, notes)
-        ranks.append(_rank(ledger.rank, lives_of(ledger, through), noticed, said))
+        ranks.append(_rank(ledger.rank, lives_of(ledger, through), noticed, over, said))
         if ledger.duplicates:
             notes.append(f"rank {ledger.rank}: {ledger.duplicates} lines were there twice")
         if failed := sum(close.failed_writes for close in ledger.closes.values()):
@@ -278,14 +289,19 @@ def _from_steps(ledgers: Sequence[RankLedger], attempts: Sequence[Attempt]) -> d
     return from_steps
 
 
-def _rank(number: int, lives: list[Life], noticed: dict[int, int], said: _Said) -> RankAccount:
+def _rank(
+    number: int, lives: list[Life], noticed: dict[int, int], over: set[int], said: _Said
+) -> RankAccount:
     accounts, total, begin_ns = [], Times(), 0
+    begins = True  # anew, and not after a failure
     for place, life in enumerate(lives):
         following = lives[place + 1] if place + 1 < len(lives) else None
-        gap_ns = _gap_ns(life, following, said) if following else 0
+        is_over = life.begin.attempt in over
+        gap_ns = _gap_ns(life, following, said) if following and not is_over else 0
         detection_ns = _detection_ns(life, noticed, gap_ns if following else None, said)
         down_ns = gap_ns - detection_ns if following else 0
-        times = _times(life, first=place == 0)
+        times = _times(life, first=begins)
+        begins = is_over
         total.add(times)
         total.lose("detection", detection_ns)
         total.lose("down", down_ns)

@@ -119,8 +119,9 @@ def attempts(seen: SeenRun) -> Section:
     return Section(
         "Attempts",
         "What each rank did, when. Where something took less than the picture can show, its share "
-        "of that stretch is drawn as height. Steps that were done again, and starts after the "
-        "first, count as lost." + (more if len(ranks) < len(seen.account.ranks) else ""),
+        "of that stretch is drawn as height. Steps that were done again, and starts after a "
+        "failure, count as lost; time in which the run was over is left out."
+        + (more if len(ranks) < len(seen.account.ranks) else ""),
         figure=timeline_figure([timeline_row(seen, rank) for rank in ranks], begins, ends),
         alt=f"{len(seen.lives)} attempts of {len(ranks)} ranks over time"
         + (f"; killed: attempt {', '.join(map(str, kills))}." if kills else "; none was killed."),
@@ -174,10 +175,11 @@ def timeline_row(seen: SeenRun, rank: RankAccount) -> Row:
     row = Row(f"rank {rank.rank}")
     most = max(_FEWEST_PIECES, _PIECES // min(_MOST_RANKS, len(seen.account.ranks)))
     segments = timeline(ledger, seen.ledgers, most=most)
+    again = {life.attempt for life in rank.lives if life.starts_again}
     for segment in segments:
         base_ns = begin_ns[segment.attempt]
         begin_s, end_s = ((base_ns + ns) / NS_PER_S for ns in (segment.begin_ns, segment.end_ns))
-        shares = _shares(segment, first=segment.attempt == rank.lives[0].attempt)
+        shares = _shares(segment, first=segment.attempt not in again)
         row.pieces.append((begin_s, end_s, shares))
         if segment.spent_ns[PHASES.index("checkpoint")]:
             row.saves.append(end_s)

@@ -128,7 +128,7 @@ def _stepping(run: Path, batch: int | None) -> dict[str, Number]:
                 batch / step_ms * 1000,
                 f"a batch of {batch} in data and compute, a {how}",
             )
-    starts = [life for rank in account.ranks for life in rank.lives[1:]]
+    starts = [life for rank in account.ranks for life in rank.lives if life.starts_again]
     if starts:
         lost_ns = sum(
             sum(life.times.lost_ns[kind] for kind in ("restart", "reload")) for life in starts
