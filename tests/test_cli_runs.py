@@ -131,7 +131,7 @@ def test_seeds_are_trained_and_one_is_run_again(tapeline):
     code, out, err = tapeline("replicate", "run.toml", "--seeds", 2)
     assert code == 0, err
     assert "validation.mse over 2 seeds: " in err
-    assert "holds a next run with a chance of 33% only" in err
+    assert "holds a next run with a chance of 33 % only" in err
     found = json.loads(tapeline("replicate", "run.toml", "--seeds", 2, "--json")[1])
     assert list(found["by_seed"]) == ["0", "1"]
     _, out, _ = tapeline("runs", "list", "--json")

@@ -241,6 +241,8 @@ def test_what_took_more_than_a_change_of_the_steps_can_return_comes_first(tmp_pa
     assert found.verdicts[0].ceiling == pytest.approx(0.2)
     shown = CliRunner().invoke(app, ["diagnose", str(run.path)]).stdout
     assert shown.startswith("of ")
+    assert "at most 20 % of the time of steps" in shown
+    assert "%" not in shown.replace(" %", "")  # one spelling everywhere
     assert ("first of all: " in shown) is bool(first)
     if told:
         assert found.outweighed.endswith(told)

@@ -32,6 +32,7 @@ FLOORS = (
         "session",
         "reliability",
         "quantiles",
+        "words",
     ),
     ("tape", "store"),
     ("windows", "checkpoint", "ledger", "signals", "testing"),

@@ -13,7 +13,7 @@ from tapeline.clock import FakeClock
 from tapeline.ledger import Ledger
 from tapeline.plan.accelerator import Link
 from tapeline.plan.advice import Known, Lever, Spent, advise
-from tapeline.runs import RunFolder
+from tapeline.runs import MachineFigures, MetricsJournal, RunFolder
 
 LINK = Link(4e6, 25e9, 5e-6)
 
@@ -161,6 +161,25 @@ def test_advice_is_printed_with_the_decision_and_drawn(tapeline, tmp_path):
     assert "3.5 / (1 compute + 0.5 checkpoint) = 2.33" in out
     assert "the number of parameters isn't known: give --parameters" in out
     assert (tmp_path / "levers.png").exists()
+
+
+def test_a_loader_that_nobody_waits_for_is_known_from_the_runs_metrics(tapeline, tmp_path):
+    ledger_of_a_run(tmp_path / "run", data_ns=20_000)
+    for rank, batch_s in enumerate((3e-4, 8e-4)):
+        with MetricsJournal(RunFolder(tmp_path / "run", FakeClock()).metrics_path(rank), 1) as one:
+            for step in (1, 2, 3):
+                one.machine(step, MachineFigures(batch_s=batch_s))
+    found = json.loads(tapeline("advise", "run", "--json")[1])
+    assert found["inputs"]["loader_ms"] == {
+        "value": pytest.approx(0.8),
+        "source": "measured",
+        "detail": "run, median of 6 readings, of the slowest rank",
+    }
+    by_name = {one["name"]: one for one in found["model"]["levers"]}
+    # 1 ms of compute becomes 0.5, and the loader's 0.8 ms are waited for.
+    assert by_name["faster device"]["speedup"] == pytest.approx(1.52 / (0.3 + 0.5 + 0.5))
+    out = tapeline("advise", "run")[1]
+    assert "The loader takes 0.8 ms a batch and works alongside: no device makes steps" in out
 
 
 def test_a_run_without_steps_is_refused(tapeline, tmp_path):

@@ -205,7 +205,7 @@ def sweep(base, larger, failures=None):
         (
             (0.91, 0.92, 0.87),
             "better",
-            "equal steps: batch 32 improves the validation error by 10.0% over 16, at 2 × the "
+            "equal steps: batch 32 improves the validation error by 10.0 % over 16, at 2 × the "
             "compute.",
         ),
         (
@@ -217,7 +217,7 @@ def sweep(base, larger, failures=None):
             (0.91, 1.12, 0.94),
             "no difference seen",
             "equal steps: no larger batch is seen to improve the model over 16; 764 seeds would "
-            "tell whether the 1.0% of batch 32 are real.",
+            "tell whether the 1.0 % of batch 32 are real.",
         ),
     ],
 )

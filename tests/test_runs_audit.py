@@ -62,7 +62,7 @@ def test_a_statistical_run_names_its_interval_and_what_it_covers():
     )
     known = audited(new_record(), draws=[draw], spread=spread_of([1.0, 2.0, 3.0]))
     assert known.sentence.endswith(
-        "Validation mse: 2 ± 2.5 (95% interval for the mean) over k = 3 seeds, which covers "
+        "Validation mse: 2 ± 2.5 (95 % interval for the mean) over k = 3 seeds, which covers "
         "initialisation and data order; a next run falls within ± 5."
     )
     assert known.obstacles[0].change.startswith("Draw with torch")

@@ -413,7 +413,7 @@ def test_time_without_a_name_is_unknown():
     shares = dict(evidence.ranks[0].shares) | {"useful": 0.6, "other": 0.37}
     (verdict,) = triage(changed(evidence, 0, shares=shares))
     assert verdict.kind == "unknown"
-    assert verdict.evidence[0] == "37% of the time since startup is in no bucket that has a name"
+    assert verdict.evidence[0] == "37 % of the time since startup is in no bucket that has a name"
 
 
 def test_a_straggler_by_its_loader_says_so():
@@ -499,6 +499,8 @@ def test_any_evidence_gets_a_verdict_that_is_whole(
         assert verdict.change
         assert verdict.ceiling is None or 0 <= verdict.ceiling <= 1
         assert set(verdict.ranks) <= set(range(num_ranks))
+    gains = [v.ceiling for v in verdicts if v.ceiling is not None]
+    assert gains == sorted(gains, reverse=True)  # what mending returns the most comes first
     kinds = [v.kind for v in verdicts]
     assert len(set(kinds)) == len(kinds)
     if "healthy" in kinds:

@@ -331,7 +331,7 @@ def test_a_line_that_cannot_be_read_is_left_out(tmp_path, bad):
     assert session.values.tobytes() == expected[0].values.tobytes()
     assert tape.report.counts.lines_unreadable == 1
     assert tape.report.first_unreadable.startswith(f"line 7: {bad[:20]}")
-    assert f"{path}, line 7: expected at most 0.1000%" in refusal(path)
+    assert f"{path}, line 7: expected at most 0.1000 %" in refusal(path)
 
 
 def test_several_symbols_are_refused(tmp_path):

@@ -383,8 +383,8 @@ def test_what_cannot_be_read_is_left_out_and_counted(tmp_path):
     books["ts_recv"][4] = 2**64 - 1
     path = write_dbn(tmp_path / "x.dbn", books)
     assert refusal(path).startswith(
-        "DIR/x.dbn, line 5: expected at most 0.1000% of the lines to be unreadable, found 1 of 10, "
-        "the first being `ts_recv 18446744073709551615`."
+        "DIR/x.dbn, line 5: expected at most 0.1000 % of the lines to be unreadable, found 1 of "
+        "10, the first being `ts_recv 18446744073709551615`."
     )
     _, report = rows_of(path, max_unreadable_share=0.1)
     assert (report.counts.lines_read, report.counts.lines_unreadable) == (10, 1)

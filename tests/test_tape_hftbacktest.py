@@ -192,7 +192,7 @@ def test_an_event_that_cannot_be_read_is_left_out(tmp_path, bad):
     assert rows == read(write(tmp_path / "good.npz", EVENTS))[0]
     assert report.counts.lines_unreadable == 1
     assert report.first_unreadable.startswith("line 10: (")
-    assert f"{path}, line 10: expected at most 0.1000% of the lines" in refusal(path)
+    assert f"{path}, line 10: expected at most 0.1000 % of the lines" in refusal(path)
 
 
 def test_orders_are_refused(tmp_path):

@@ -102,7 +102,7 @@ def test_a_message_that_cannot_be_read_is_left_out(tmp_path, message):
     (session,) = tape
     assert len(session) == 9
     assert tape.report.counts.lines_unreadable == 1
-    assert f"line {len(LINES) + 1}: expected at most 0.1000%" in refusal(path)
+    assert f"line {len(LINES) + 1}: expected at most 0.1000 %" in refusal(path)
 
 
 def test_several_coins_are_refused(tmp_path):

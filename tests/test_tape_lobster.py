@@ -142,7 +142,7 @@ def test_files_out_of_step_are_refused(tmp_path, messages, books):
 @pytest.mark.parametrize("bad", ["34203,x", "soon,2,1,18,5853200,-1", "9e4,2,1,18,5853200,-1"])
 def test_a_line_that_cannot_be_read_is_refused(tmp_path, bad):
     message, _ = write_pair(tmp_path, [*MESSAGES[:5], bad, *MESSAGES[6:]])
-    assert re.match(r"DIR/\S+, line 6: expected at most 0.0000% of the lines", refusal(message))
+    assert re.match(r"DIR/\S+, line 6: expected at most 0.0000 % of the lines", refusal(message))
 
 
 @pytest.mark.samples

@@ -273,7 +273,7 @@ def test_a_bad_line_is_counted_named_and_without_effect(tmp_path, bad):
         read(path)
     message = str(error.value)
     assert message.startswith(
-        f"{path}, line 27: expected at most 0.1000% of the lines to be unreadable, "
+        f"{path}, line 27: expected at most 0.1000 % of the lines to be unreadable, "
         "found 1 of 26, the first being `"
     )
     assert message.endswith(

@@ -270,7 +270,7 @@ def test_an_hour_that_is_repeated_or_skipped_is_counted(tmp_path):
 def test_too_many_unclear_local_times_are_refused_unless_allowed(tmp_path):
     path = write(tmp_path, dst_lines(10), "time,price")
     assert refusal(path, zone="America/Chicago") == (
-        "FILE: expected at most 1.0000% of the local times in an hour that daylight saving skips "
+        "FILE: expected at most 1.0000 % of the local times in an hour that daylight saving skips "
         "or repeats, found 1 in one skipped and 1 in one repeated, of 13. Check the zone, or write "
         "the times in UTC or with their offset; or raise max_unclear_share (`--set "
         "max_unclear_share=…`) if the first moment after and the earlier of the two will do."
@@ -293,7 +293,7 @@ def test_a_line_that_cannot_be_read_is_left_out_and_counted(tmp_path, bad):
     why = " (the number of fields is 3 and not 2)" if bad == "x,1,2" else ""
     assert report.first_unreadable == f"line 4: {bad}{why}"
     assert refusal(path, zone="UTC").startswith(
-        "FILE, line 4: expected at most 0.1000% of the lines to be unreadable, found 1 of 5"
+        "FILE, line 4: expected at most 0.1000 % of the lines to be unreadable, found 1 of 5"
     )
 
 

@@ -169,7 +169,7 @@ def test_a_row_that_cannot_be_read_is_left_out(tmp_path, bad):
     list(tape)
     assert tape.report.counts.lines_unreadable == 1
     assert tape.report.first_unreadable.startswith("line 15: ")
-    assert "line 15: expected at most 0.1000% of the lines to be unreadable" in refusal(path)
+    assert "line 15: expected at most 0.1000 % of the lines to be unreadable" in refusal(path)
 
 
 def test_several_symbols_or_layouts_are_refused(tmp_path):

@@ -113,8 +113,8 @@ def test_the_first_unreadable_line_is_told_with_its_fault(tmp_path, column):
     lines[5][COLUMNS.index(column)] = bad
     shown = ",".join(lines[5])
     assert refusal(tmp_path, text(lines)) == (
-        f"FILE, line 6: expected at most 0.1000% of the lines to be unreadable, found 1 of 20, the "
-        f"first being `{shown}`, where {why}. Repair the file, or raise max_unreadable_share "
+        f"FILE, line 6: expected at most 0.1000 % of the lines to be unreadable, found 1 of 20, "
+        f"the first being `{shown}`, where {why}. Repair the file, or raise max_unreadable_share "
         "(`--set max_unreadable_share=…`) if losing them is all right."
     )
     _, report = read(tmp_path, text(lines), max_unreadable_share=0.1)

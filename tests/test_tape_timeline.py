@@ -66,8 +66,8 @@ def test_a_stray_time_in_a_short_file_is_named(tmp_path):
     with pytest.raises(TapeError) as error:
         read(tmp_path, lines)
     assert str(error.value) == (
-        f"{tmp_path / 'orders.csv'}: expected at most 1.0000% of the events to be out of the order "
-        "of time, found 0 of 13 seconds behind one before them; 1 far ahead of both their "
+        f"{tmp_path / 'orders.csv'}: expected at most 1.0000 % of the events to be out of the "
+        "order of time, found 0 of 13 seconds behind one before them; 1 far ahead of both their "
         f"neighbours, the first event 7 at 2096-10-02T07:06:40.000000000Z. {FIX}"
     )
     assert read(tmp_path, lines, max_lifted_share=0.1)[1].counts.events_stray == 1
@@ -80,9 +80,9 @@ def test_two_times_ahead_lift_the_rest_which_is_refused_with_the_place(tmp_path)
     with pytest.raises(TapeError) as error:
         read(tmp_path, lines)
     assert str(error.value) == (
-        f"{tmp_path / 'orders.csv'}: expected at most 1.0000% of the events to be out of the order "
-        "of time, found 301 of 604 seconds behind one before them; the farthest: event 303 is at "
-        "2096-10-02T07:06:40.001000000Z, and event 304, after it, at "
+        f"{tmp_path / 'orders.csv'}: expected at most 1.0000 % of the events to be out of the "
+        "order of time, found 301 of 604 seconds behind one before them; the farthest: event 303 "
+        "is at 2096-10-02T07:06:40.001000000Z, and event 304, after it, at "
         f"2026-05-02T02:37:22.800000000Z. {FIX}"
     )
 

@@ -34,6 +34,7 @@ from tapeline.signals import (
     Verdict,
     triage,
 )
+from tapeline.words import percent
 
 _WARM_UP_STEPS = 5
 _NUM_WINDOWS, _WINDOW_STEPS, _MOST_STEPS = 20, 10, 2000
@@ -80,7 +81,7 @@ class Diagnosis:
         share = job.buckets_ns[bucket] / job.wall_ns
         if share <= max(_WEIGHTY, *(verdict.ceiling or 0.0 for verdict in self.verdicts)):
             return None
-        told = f"{share:.0%} of the run's time"
+        told = f"{percent(share)} of the run's time"
         if bucket == "startup":
             return f"{told} went by before the first step"
         most = max(job.lost_ns, key=job.lost_ns.__getitem__)

@@ -11,7 +11,7 @@ import typer
 
 from tapeline.cli.output import Json
 from tapeline.cli.plans.frame import Answer, Plot, inputs_table, option, show
-from tapeline.cli.plans.from_run import measured, precision_of
+from tapeline.cli.plans.from_run import loading, measured, precision_of
 from tapeline.errors import TapelineError
 from tapeline.plan import Inputs, Measured, Quantity
 from tapeline.plan.accelerator import (
@@ -35,6 +35,7 @@ _WORTH_IT = 1.1
 _COMMUNICATION_MS = Quantity("communication_ms", "Of compute, in collectives", positive=False)
 _CHECKPOINT_MS = Quantity("checkpoint_ms", "Of a step, for checkpoints", positive=False)
 _REST_MS = Quantity("rest_ms", "Of a step, for all else", positive=False)
+_LOADER_MS = Quantity("loader_ms", "Of the loader, to make a batch alongside the steps")
 
 
 def advise_run(
@@ -58,7 +59,7 @@ def advise_run(
 
     found = measured(run)
     assert found, "a run was named"
-    inputs = Inputs(found)
+    inputs = Inputs(found, loading(run))
     spent = _spent(found, inputs)
     link = None
     if parameters is not None or PARAMETERS.name in found.numbers:
@@ -70,7 +71,7 @@ def advise_run(
         num_devices=inputs.count(ACCELERATORS),
         link=link,
         prefetch=True,
-        loader_ms=_loader_ms(spent),
+        loader_ms=_loader_ms(spent, inputs),
         bfloat16=precision_of(run) != "float32",
         bf16_compute_ms=bf16_compute_ms,
         saves=spent.checkpoint > 0,
@@ -119,13 +120,13 @@ def _link(
     )
 
 
-def _loader_ms(spent: Spent) -> float | None:
+def _loader_ms(spent: Spent, inputs: Inputs) -> float | None:
     """A loader that steps wait for, though it works alongside, takes as long as they do."""
     from tapeline.signals import Limits
 
-    if spent.data < Limits().starved * spent.step:
-        return None
-    return spent.data + spent.compute + spent.communication
+    if spent.data >= Limits().starved * spent.step:
+        return spent.data + spent.compute + spent.communication
+    return inputs.take(_LOADER_MS) if inputs.knows(_LOADER_MS) else None
 
 
 def budget_advice(budget: Budget) -> tuple[Inputs, dict[str, tuple[Lever, ...]]]:
@@ -196,6 +197,6 @@ def _loader_note(known: Known) -> list[str]:
             "to wait for it."
         ]
     return [
-        f"Steps wait for the loader, which takes {known.loader_ms:.3g} ms a batch and works "
-        "alongside: no device makes them shorter than that."
+        f"The loader takes {known.loader_ms:.3g} ms a batch and works alongside: no device makes "
+        "steps shorter than that."
     ]

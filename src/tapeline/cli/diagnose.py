@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tapeline.cli.output import Json, print_json
+from tapeline.words import percent
 
 if TYPE_CHECKING:
     from tapeline.diagnosis import Diagnosis
@@ -52,7 +53,9 @@ def _print(found: Diagnosis) -> None:
         typer.echo(f"  change    {verdict.change}")
         if verdict.ceiling is not None:
             faster = f", {verdict.speedup:.2f} times as fast" if verdict.speedup else ""
-            typer.echo(f"  returns   at most {verdict.ceiling:.0%} of the time of steps{faster}")
+            typer.echo(
+                f"  returns   at most {percent(verdict.ceiling)} of the time of steps{faster}"
+            )
     for finding in found.findings:
         typer.echo(
             f"\nwatcher {finding['watcher']}, from step {finding['step']}: {finding['seen']}"

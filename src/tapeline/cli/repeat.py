@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tapeline.cli.output import Json, Set, print_json, progress_bar, say
+from tapeline.words import percent
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run.")]
 Metric = Annotated[
@@ -178,7 +179,7 @@ def compare(
     else:
         say(
             f"{one.metric}: {second} differs from {first} by {found.difference:+.4g} ± "
-            f"{found.half_width:.2g} ({found.confidence:.0%} interval, {found.how})"
+            f"{found.half_width:.2g} ({percent(found.confidence)} interval, {found.how})"
         )
         if found.exceeds_noise:
             say("that is more than seeds do")

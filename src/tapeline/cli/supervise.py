@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tapeline.cli.output import Json, Set, print_json, progress_bar, say
+from tapeline.words import percent
 
 if TYPE_CHECKING:
     from tapeline.config import RunConfig
@@ -145,7 +146,7 @@ def chaos(
 
 
 def _share(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%}"
+    return "unknown" if value is None else percent(value, ".1f")
 
 
 def train_supervised(

@@ -11,6 +11,7 @@ import typer
 
 from tapeline.cli.output import Json, Set, print_json, progress_bar, say
 from tapeline.cli.supervise import Ranks, Warm, train_supervised
+from tapeline.words import percent
 from tapeline.world import World
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _print(result: RunResult, as_json: bool) -> None:
     if validation := result.validation:
         say(
             f"validation on {validation['windows']:,} windows: {validation['mse']:.6g}, predicting "
-            f"no change: {validation['mse_zero']:.6g}, skill {validation['skill']:+.1%}"
+            f"no change: {validation['mse_zero']:.6g}, skill {percent(validation['skill'], '+.1f')}"
         )
     if account := result.account():
         say(account.in_words())

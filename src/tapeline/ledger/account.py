@@ -29,6 +29,7 @@ from tapeline.errors import LedgerError
 from tapeline.ledger.lives import Life, kept_through, lives_of
 from tapeline.ledger.phases import BUCKET_OF, BUCKETS, INDEX, NS_PER_S, PHASES
 from tapeline.ledger.reading import Attempt, RankLedger, read_attempts, read_ledgers
+from tapeline.words import percent
 
 _OVER = ("finished", "stopped")
 LOSSES = ("redone", "detection", "down", "restart", "reload")
@@ -191,7 +192,7 @@ class Account:
     def in_words(self) -> str:
         """What became of the time of all lives, the largest parts first."""
         spent = sorted(self.job.buckets_ns.items(), key=lambda bucket: -bucket[1])
-        parts = ", ".join(f"{name} {ns / self.job.wall_ns:.0%}" for name, ns in spent[:4])
+        parts = ", ".join(f"{name} {percent(ns / self.job.wall_ns)}" for name, ns in spent[:4])
         told = "unknown, since a clock was set" if self.goodput is None else parts
         return f"of {self.job.wall_ns / NS_PER_S:,.1f} s on all ranks: {told}"
 

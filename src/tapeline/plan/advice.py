@@ -57,7 +57,7 @@ class Known:
         num_devices: now; the lever is twice as many.
         link: between devices; None if what passes over it isn't known.
         prefetch: whether batches are made while the device computes.
-        loader_ms: of one batch by itself, where a prefetching loader is what steps wait for.
+        loader_ms: of one batch by itself, where a prefetching loader makes it; None if unknown.
         looped: whether batches are made window by window.
         gathered_data_ms: the data's time by one gather a batch; None if not measured.
         bfloat16: whether the step computes in 16 bits already.

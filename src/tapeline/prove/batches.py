@@ -18,6 +18,7 @@ from tapeline.errors import ConfigError
 from tapeline.prove.replicas import Progress, Replicas, Say, train_variants
 from tapeline.prove.room import make_room
 from tapeline.runs.spread import CONFIDENCE, Comparison, compare
+from tapeline.words import percent
 
 Rescale = Literal["none", "linear", "sqrt"]
 Effort = Literal["equal samples", "equal steps"]
@@ -112,13 +113,14 @@ class BatchSweep:
             )
             return (
                 f"{effort}: batch {best.batch:,} improves the validation error by "
-                f"{-_difference(best) / self.base_mse:.1%} over {self.batch:,}{cost}."
+                f"{percent(-_difference(best) / self.base_mse, '.1f')} over {self.batch:,}{cost}."
             )
         hint = ""
         if best and best.against and best.against.seeds_to_decide and _difference(best) < 0:
             hint = (
                 f"; {best.against.seeds_to_decide:,} seeds would tell whether the "
-                f"{-_difference(best) / self.base_mse:.1%} of batch {best.batch:,} are real"
+                f"{percent(-_difference(best) / self.base_mse, '.1f')} of batch {best.batch:,} are "
+                "real"
             )
         return f"{effort}: no larger batch is seen to improve the model over {self.batch:,}{hint}."
 

@@ -16,6 +16,7 @@ from tapeline.config import RunConfig
 from tapeline.prove.replicas import Progress, Replicas, Say, train_variants
 from tapeline.prove.room import make_room
 from tapeline.runs.spread import Comparison, Spread, compare, spread_of
+from tapeline.words import percent
 
 REFERENCE = "float32"
 
@@ -62,14 +63,19 @@ class PrecisionTrial:
     def sentence(self) -> str:
         """The finding in words."""
         band, seeds = self.bands[-1], len(self.reference.curves)
-        width = f"±{band.next_half_width / band.mean:.1%} at the end, from {seeds} seeds"
+        width = (
+            f"±{percent(band.next_half_width / band.mean, '.1f')} at the end, from {seeds} seeds"
+        )
         if self.other.failures:
             broke, first = len(self.other.failures), next(iter(self.other.failures.values()))
             return (
                 f"Not the same: {self.candidate} broke off with {broke} of {seeds} seeds: {first}"
             )
         assert self.last is not None, "there is a difference where no run broke off"
-        gap = f"{self.last.difference / band.mean:+.2%} ± {self.last.half_width / band.mean:.2%}"
+        difference, half_width = (
+            share / band.mean for share in (self.last.difference, self.last.half_width)
+        )
+        gap = f"{percent(difference, '+.2f')} ± {percent(half_width, '.2f')}"
         if self.same:
             return (
                 f"Same within the seed band ({width}): {self.candidate} ends {gap} from "

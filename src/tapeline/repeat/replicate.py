@@ -16,6 +16,7 @@ from tapeline.errors import ConfigError, RunError
 from tapeline.runs import RunFolder
 from tapeline.runs.replicas import replicas_of
 from tapeline.runs.spread import Spread, spread_of
+from tapeline.words import percent
 
 Progress = Callable[[int, int], None]
 Start = Callable[[RunConfig, Path, Progress], object]
@@ -44,9 +45,9 @@ class Replicated:
         s, k = self.spread, len(self.spread.values)
         told = (
             f"{self.metric} over {k} seeds: {s.mean:.6g} ± {s.mean_half_width:.2g} "
-            f"({s.confidence:.0%} interval for the mean); a next run falls within "
+            f"({percent(s.confidence)} interval for the mean); a next run falls within "
             f"± {s.next_half_width:.2g}. Least to greatest, {min(s.values):.6g} to "
-            f"{max(s.values):.6g}, holds a next run with a chance of {s.coverage:.0%} only"
+            f"{max(s.values):.6g}, holds a next run with a chance of {percent(s.coverage)} only"
         )
         return (
             f"{told}. {s.num_diverged} diverged and are in no interval" if s.num_diverged else told

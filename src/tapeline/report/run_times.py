@@ -22,6 +22,7 @@ from tapeline.report.page import Bars, Section
 from tapeline.report.seen import SeenRun
 from tapeline.report.tables import Cell, Table, format_number, format_percent
 from tapeline.report.time_figures import HUES, Mark, Row, step_times_figure, timeline_figure
+from tapeline.words import percent
 
 _NS_PER_MS = 1e6
 _MOST_RANKS = 16  # in a picture
@@ -69,7 +70,8 @@ def bucket_bars(accounts: Mapping[str, Account]) -> Bars:
         for name, account in accounts.items()
     }
     told = (
-        f"{name}: " + ", ".join(f"{b} {s:.1%}" for b, s in zip(BUCKETS, of_run, strict=True))
+        f"{name}: "
+        + ", ".join(f"{b} {percent(s, '.1f')}" for b, s in zip(BUCKETS, of_run, strict=True))
         for name, of_run in shares.items()
     )
     return Bars(

@@ -20,6 +20,7 @@ from tapeline.runs.secrecy import HIDDEN
 from tapeline.runs.spread import Spread
 from tapeline.runs.unkeyed import Draw, unkeyed_draws
 from tapeline.store import Shards
+from tapeline.words import percent
 
 Leaves = Literal["bit-exact", "statistical", "nothing"]
 _ORDER: tuple[Leaves, ...] = ("nothing", "statistical", "bit-exact")
@@ -328,8 +329,8 @@ def _sentence(
 
 def _of_seeds(spread: Spread) -> str:
     told = (
-        f"{spread.mean:.6g} ± {spread.mean_half_width:.2g} ({spread.confidence:.0%} interval for "
-        f"the mean) over k = {len(spread.values)} seeds, which covers initialisation and data "
+        f"{spread.mean:.6g} ± {spread.mean_half_width:.2g} ({percent(spread.confidence)} interval "
+        f"for the mean) over k = {len(spread.values)} seeds, which covers initialisation and data "
         f"order; a next run falls within ± {spread.next_half_width:.2g}"
     )
     return f"{told}; {spread.num_diverged} more diverged" if spread.num_diverged else told

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tapeline.signals import baseline
 from tapeline.signals.finding import Finding
 from tapeline.signals.snapshot import Series, Snapshot
+from tapeline.words import percent
 
 WINDOW, _LEAST = 120, 40  # readings
 _SMOOTH = 5  # readings: a single slow interval is no change
@@ -54,7 +55,8 @@ def throughput(snapshot: Snapshot, since: int = 0) -> Iterator[Finding]:
         )
     else:
         step = int(steps[0])
-        seen = f"samples/s fell by {-math.expm1(-fall):.0%} bit by bit over {len(series)} readings"
+        fell = percent(-math.expm1(-fall))
+        seen = f"samples/s fell by {fell} bit by bit over {len(series)} readings"
         means = "a leak, growing state, a filling cache or disk, or heat"
     yield Finding("throughput", step, int(series.steps[-1]), seen, means, "warning")
 
@@ -108,8 +110,8 @@ def utilisation_sawtooth(snapshot: Snapshot, since: int = 0) -> Iterator[Finding
         "utilisation_sawtooth",
         int(series.steps[0]),
         int(series.steps[-1]),
-        f"utilisation swings between {low:.0%} and {high:.0%}, {swings} times in {len(series)} "
-        f"readings, about every {period:.0f} steps",
+        f"utilisation swings between {percent(low)} and {percent(high)}, {swings} times in "
+        f"{len(series)} readings, about every {period:.0f} steps",
         "a device that waits in turns: for the loader, for evaluations or checkpoints, or for "
         "other ranks",
         "note",

@@ -11,29 +11,29 @@ from numpy.typing import NDArray
 
 from tapeline.signals.evidence import Evidence, RankEvidence
 from tapeline.signals.verdict import Limits, Verdict
+from tapeline.words import percent
 
 
 def shape(evidence: Evidence, limits: Limits) -> list[Verdict]:
-    """Buckets that take too much on most ranks, the largest first."""
-    found = [
+    """Buckets that take too much on most ranks."""
+    return [
         *_starvation(evidence, limits),
         *_checkpoints(evidence, limits),
         *_small_kernels(evidence, limits),
     ]
-    return sorted(found, key=lambda verdict: -(verdict.ceiling or 0))
 
 
 def _starvation(evidence: Evidence, limits: Limits) -> list[Verdict]:
     share = typical_share(evidence, "starved")
     if share is not None and share >= limits.starved:
-        line = f"{share:.0%} of the time since startup goes by waiting for data"
+        line = f"{percent(share)} of the time since startup goes by waiting for data"
         lines = (f"{line}, on at least half of the ranks", *_listed(evidence, "starved"))
     elif loaders_are_behind(evidence, limits):
         share = _starved_by_turns(evidence)
         made_ms = [1e3 * r.batch_s for r in evidence.ranks if r.batch_s is not None]
         lines = (
-            f"{share:.0%} of the time since startup some rank waits for data, and the others for "
-            "that rank",
+            f"{percent(share)} of the time since startup some rank waits for data, and the others "
+            "for that rank",
             f"their loaders take {min(made_ms):.3g} to {max(made_ms):.3g} ms for a batch, about "
             f"as long as a step: they read on while they wait, and none would keep up by itself",
             *_listed(evidence, "starved"),
@@ -80,7 +80,7 @@ def _checkpoints(evidence: Evidence, limits: Limits) -> list[Verdict]:
         Verdict(
             "checkpoint-bound",
             (),
-            (f"{share:.0%} of the time since startup the loop stands still for checkpoints",),
+            (f"{percent(share)} of the time since startup the loop stands still for checkpoints",),
             "the same share with checkpoints ten times as far apart",
             'Save in the background, shard, or save less often: `checkpoint.every = "auto"`',
             share,
@@ -104,7 +104,7 @@ def _small_kernels(evidence: Evidence, limits: Limits) -> list[Verdict]:
             (),
             (
                 f"{number:.0f} kernels a step, the median runs {size:.1f} µs",
-                f"{idle:.0%} of the computing time none runs",
+                f"{percent(idle)} of the computing time none runs",
             ),
             "a larger batch that takes longer in proportion",
             "Take a larger batch, compile the model or capture it as a graph, fuse the optimiser",
@@ -131,7 +131,7 @@ def _listed(evidence: Evidence, bucket: str) -> tuple[str, ...]:
         return ()
     shares = [(r.shares[bucket], r.rank) for r in evidence.ranks if r.shares and bucket in r.shares]
     (low, at_low), (high, at_high) = min(shares), max(shares)
-    return (f"from {low:.0%} on rank {at_low} to {high:.0%} on rank {at_high}",)
+    return (f"from {percent(low)} on rank {at_low} to {percent(high)} on rank {at_high}",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def _persistent(
     starved = {r.rank: r.shares["starved"] for r in ranks if r.shares and "starved" in r.shares}
     here = starved.pop(slow.rank, 0.0)
     if starved and here - (there := float(np.median([*starved.values()]))) > gain / 2:
-        lines.append(f"it waits for data {here:.0%} of the time, the others {there:.0%}")
+        lines.append(f"it waits for data {percent(here)} of the time, the others {percent(there)}")
         refuted_by = (
             "another rank that waits for data once this one doesn't: of loaders that are all slow, "
             "only the last one's wait is seen, since the others read on meanwhile"
@@ -283,7 +283,7 @@ def _rotating(share: float, most_often: str) -> Verdict:
         "rotating straggler",
         (),
         (
-            f"{share:.0%} of a step goes by waiting for whichever rank is the slowest",
+            f"{percent(share)} of a step goes by waiting for whichever rank is the slowest",
             f"none is so all the time; the most often {most_often} windows",
         ),
         "one rank that is the slowest step after step",
@@ -298,8 +298,8 @@ def _communication(share: float, imbalance: float) -> Verdict:
         "communication-bound",
         (),
         (
-            f"{share:.0%} of a step is spent in collectives although no rank is late",
-            f"waiting for the slowest explains another {imbalance:.0%}",
+            f"{percent(share)} of a step is spent in collectives although no rank is late",
+            f"waiting for the slowest explains another {percent(imbalance)}",
         ),
         "the same share with one rank a machine less, or a collective of a few bytes as slow",
         "Overlap the collective with the backward pass, send bfloat16, accumulate over more "

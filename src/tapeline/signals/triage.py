@@ -1,7 +1,7 @@
 """Why a run is slow, stuck or dead: a pure function of what is known of its ranks.
 
-The order is liveness, shape, distribution: shares mean little on a run that hangs, and ranks are
-compared only after what slows all of them is told. Missing evidence is never taken for health.
+Liveness comes first, since shares mean little on a run that hangs; then what makes it slow, by what
+mending it returns. Missing evidence is never taken for health.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from tapeline.signals.evidence import Evidence
 from tapeline.signals.liveness import liveness
 from tapeline.signals.slowness import comparable, distribution, shape, typical_share
 from tapeline.signals.verdict import Limits, Verdict
+from tapeline.words import percent
 
 
 def triage(evidence: Evidence, limits: Limits | None = None) -> tuple[Verdict, ...]:
@@ -23,13 +24,10 @@ def triage(evidence: Evidence, limits: Limits | None = None) -> tuple[Verdict, .
     trouble = liveness(evidence, limits)
     if trouble and trouble.kind == "hang":
         return (trouble,)  # what a hanging run's shares say is the hang
-    found = [
-        *([trouble] if trouble else []),
-        *shape(evidence, limits),
-        *distribution(evidence, limits),
-    ]
-    if found:
-        return tuple(found)
+    slow = [*shape(evidence, limits), *distribution(evidence, limits)]
+    slow.sort(key=lambda verdict: -(verdict.ceiling or 0))
+    if trouble or slow:
+        return (*([trouble] if trouble else []), *slow)
     gaps = _gaps(evidence, limits)
     return (_unknown(evidence, gaps) if gaps else _healthy(evidence),)
 
@@ -61,7 +59,7 @@ def _unexplained(evidence: Evidence, limits: Limits) -> list[str]:
     other = typical_share(evidence, "other")
     if other is None or other < limits.other:
         return []
-    return [f"{other:.0%} of the time since startup is in no bucket that has a name"]
+    return [f"{percent(other)} of the time since startup is in no bucket that has a name"]
 
 
 def _unknown(evidence: Evidence, gaps: list[str]) -> Verdict:
@@ -87,5 +85,5 @@ def _healthy(evidence: Evidence) -> Verdict:
 def _shares(evidence: Evidence) -> tuple[str, ...]:
     buckets = ("useful", "starved", "checkpoint", "lost", "evaluation", "other")
     shares = [(bucket, typical_share(evidence, bucket)) for bucket in buckets]
-    told = ", ".join(f"{bucket} {share:.0%}" for bucket, share in shares if share is not None)
+    told = ", ".join(f"{bucket} {percent(share)}" for bucket, share in shares if share is not None)
     return (f"shares of the time since startup: {told}",) if told else ()

@@ -27,6 +27,7 @@ from tapeline.tape.report import Counts, EvictedOrder, TapeReport, listed
 from tapeline.tape.sessions import Sessions, Span
 from tapeline.tape.states import StateGrid
 from tapeline.tape.timeline import Timeline
+from tapeline.words import percent
 
 Paths = Path | str | Sequence[Path | str]
 
@@ -161,8 +162,8 @@ class Tape:
         if num_unclear > share * counts.lines_read:
             raise TapeError(
                 joined([str(path) for path in self.reader.source.paths], "and"),
-                expected=f"at most {share:.4%} of the local times in an hour that daylight saving "
-                "skips or repeats",
+                expected=f"at most {percent(share, '.4f')} of the local times in an hour that "
+                "daylight saving skips or repeats",
                 found=f"{counts.times_skipped:,} in one skipped and {counts.times_repeated:,} in "
                 f"one repeated, of {counts.lines_read:,}",
                 fix="Check the zone, or write the times in UTC or with their offset; or raise "

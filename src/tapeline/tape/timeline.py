@@ -25,6 +25,7 @@ from tapeline.errors import TapeError
 from tapeline.session import Int64Array
 from tapeline.tape.blocks import Block, LevelEvents, OrderEvents
 from tapeline.tape.readers.base import Source, joined
+from tapeline.words import percent
 
 _FAR_NS: Final = 60 * 10**9
 _USUAL_NS: Final = 5 * 10**9
@@ -180,7 +181,8 @@ class Timeline:
             )
         raise TapeError(
             joined([str(path) for path in self._source.paths], "and"),
-            expected=f"at most {share:.4%} of the events to be out of the order of time",
+            expected=f"at most {percent(share, '.4f')} of the events to be out of the order of "
+            "time",
             found="; ".join(found),
             fix="Look there for a wrong time, an unsorted or reversed file, or one that holds the "
             "same events twice, and repair it; or raise max_lifted_share "

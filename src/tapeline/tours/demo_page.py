@@ -12,6 +12,7 @@ from tapeline.report.figures import budget_figure, loss_figure, tape_figure
 from tapeline.report.page import Page, Section
 from tapeline.runs import RunFolder
 from tapeline.store import Shards
+from tapeline.words import percent
 
 
 def demo_page(out: Path, figures: dict[str, Any], table: Table, budget: Budget) -> Page:
@@ -31,7 +32,7 @@ def demo_page(out: Path, figures: dict[str, Any], table: Table, budget: Budget) 
             ),
             (
                 "skill",
-                f"{figures['validation']['skill']:+.1%}",
+                percent(figures["validation"]["skill"], "+.1f"),
                 "error removed, out of sample",
             ),
         ],

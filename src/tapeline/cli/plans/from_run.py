@@ -68,6 +68,21 @@ _SPENT = {
 _SAVING = ("checkpoint_seconds", "async_fraction", "write_slowdown")
 
 
+def loading(run: Path) -> Measured | None:
+    """What a run's loader takes for a batch, waited for or not; None where that wasn't timed."""
+    import numpy as np
+
+    from tapeline.plan import Measured
+    from tapeline.runs import read_metrics
+
+    found = [read_metrics(path).snapshot["batch_s"] for path in (run / "metrics").glob("rank-*")]
+    medians_ms = [float(np.median(one.values)) * 1000 for one in found if len(one)]
+    if not medians_ms:
+        return None
+    how = f"median of {sum(map(len, found))} readings, of the slowest rank"
+    return Measured(str(run), {"loader_ms": (max(medians_ms), how)})
+
+
 def check_overlapped(inputs: Inputs, overlap: bool) -> None:
     """Refuse a run's loader for steps that wait for it in turn.
 

@@ -23,6 +23,7 @@ import pyarrow.csv as pa_csv
 
 from tapeline.errors import TapeError
 from tapeline.session import BoolArray, Int64Array
+from tapeline.words import percent
 
 Progress = Callable[[int, int], None]  # bytes of the file read so far, bytes of the file
 
@@ -67,7 +68,7 @@ class Unreadable:
             why = f", where {self.why}" if self.why else ""
             raise TapeError(
                 f"{path}, line {self.line}",
-                expected=f"at most {max_share:.4%} of the lines to be unreadable",
+                expected=f"at most {percent(max_share, '.4f')} of the lines to be unreadable",
                 found=f"{self.num:,} of {num_lines:,}, the first being `{self.text}`{why}",
                 fix="Repair the file, or raise max_unreadable_share (`--set "
                 "max_unreadable_share=…`) if losing them is all right",
