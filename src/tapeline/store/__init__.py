@@ -5,12 +5,10 @@ sessions can lie side by side as CSV (to look at), NumPy files (to exchange), co
 keep on an object store) and one memory-mapped file (to train from).
 """
 
-from tapeline.store.append import append_shards
 from tapeline.store.layout import EVERY_FORMAT, FORMATS, StoreIndex
 from tapeline.store.parts import join_parts, join_shards, write_part
-from tapeline.store.shards import Shards
-from tapeline.store.source import open_reader, stream_sessions
-from tapeline.store.write import write_shards
+from tapeline.store.shards import Shards, open_reader, stream_sessions
+from tapeline.store.write import append_shards, write_shards
 
 __all__ = [
     "EVERY_FORMAT",

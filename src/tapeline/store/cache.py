@@ -22,10 +22,10 @@ import xxhash
 from tapeline.errors import StoreError
 from tapeline.files import ASIDE
 from tapeline.session import Session
-from tapeline.store.append import append_unlocked
 from tapeline.store.formats import MappedReader, Reader, arrays_of, content_hash
 from tapeline.store.layout import StoreIndex
 from tapeline.store.place import Folder, locked
+from tapeline.store.write import append_unlocked
 
 COMMIT_BYTES = 64 << 20  # what an interrupted download loses at most, beside one session
 _SUFFIX = ".cached"  # only folders named so are ever deleted

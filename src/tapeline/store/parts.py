@@ -15,13 +15,11 @@ from collections.abc import Iterator, Sequence
 
 from tapeline.errors import StoreError
 from tapeline.session import Session
-from tapeline.store.append import append_shards
 from tapeline.store.formats import Reader
-from tapeline.store.intake import NanPolicy
 from tapeline.store.layout import INDEX, StoreIndex, check_format
 from tapeline.store.place import Root, is_remote, place_of
-from tapeline.store.source import open_reader
-from tapeline.store.write import Sessions
+from tapeline.store.shards import open_reader
+from tapeline.store.write import Sessions, append_shards
 
 PARTS = "parts"
 _DONE = "done"
@@ -34,7 +32,6 @@ def write_part(
     *,
     part: int,
     num_parts: int,
-    nan: NanPolicy = "refuse",
 ) -> Root | None:
     """Write part `part` of `num_parts` (from 1) of the store at `root`; the last to end joins all.
 
@@ -46,7 +43,6 @@ def write_part(
         fmt: the format of the parts and of the store.
         part: which one this is, 1 to `num_parts`.
         num_parts: how many processes there are.
-        nan: as `write_shards` takes it.
 
     Returns:
         The joined shards' place, if this part was the last to be complete; None before.
@@ -67,7 +63,7 @@ def write_part(
     rest = iter(sessions)
     first = next(rest, None)
     if first is not None:
-        append_shards(itertools.chain([first], rest), str(place), fmt, nan=nan)
+        append_shards(itertools.chain([first], rest), str(place), fmt)
     place.commit(_DONE, b"")
     return None if _missing(root, num_parts) else join_parts(root, fmt)
 

@@ -1,6 +1,6 @@
 """What a format is: a `Writer` that is given sessions in order, a `Reader` that gives them back.
 
-Neither knows about the index's other contents; `write.py`, `append.py` and `source.py` do.
+Neither knows about the index's other contents; `write.py` and `shards.py` do.
 """
 
 from __future__ import annotations
