@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tapeline.session import BoolArray, Int64Array
 
 Float64Array = npt.NDArray[np.float64]
+Level = tuple[bool, bool, int, int]  # one event of `LevelEvents`: clear, bid, price, size
 
 CREATED: Final = 0
 CHANGED: Final = 1
@@ -159,6 +160,12 @@ class LevelEvents(NamedTuple):
     are_bids: list[bool]
     prices: list[int]
     sizes: list[int]
+
+    @classmethod
+    def of(cls, times_ns: list[int], levels: list[Level]) -> LevelEvents:
+        """From a time and a tuple for each event."""
+        columns = zip(*levels, strict=True) if levels else ((),) * 4
+        return cls(np.array(times_ns, np.int64), *map(list, columns))
 
     def take(self, rows: slice) -> LevelEvents:
         """The block of these events."""

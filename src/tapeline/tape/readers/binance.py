@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from tapeline.errors import TapeError
-from tapeline.tape.blocks import BookStates, LevelEvents
+from tapeline.tape.blocks import BookStates, Level, LevelEvents
 from tapeline.tape.grid import GridOptions
 from tapeline.tape.readers.base import Head, Reader, Source
 from tapeline.tape.readers.jsonlines import (
@@ -56,8 +56,6 @@ _TICKER: Final = re.compile(rb'"B": ?"[\d.]+", ?"a": ?"[\d.]+", ?"A": ?"')
 _PARTIAL: Final = re.compile(r"@depth\d")
 _CLEAR: Final = (True, False, 0, 0)
 
-_Level = tuple[bool, bool, int, int]  # as `LevelEvents` has them
-
 
 class _Change(NamedTuple):
     """Levels that lead to the book of id `last`: from that of id `before`, or a snapshot's if None.
@@ -68,7 +66,7 @@ class _Change(NamedTuple):
     time_ns: int
     before: int | None
     last: int
-    levels: list[_Level]
+    levels: list[Level]
 
 
 class _Quote(NamedTuple):
@@ -215,7 +213,7 @@ class _Book:
         self._waiting: deque[_Change] = deque()
         self._num_waiting = 0  # updates and their levels
         self._times: list[int] = []
-        self._levels: list[_Level] = []
+        self._levels: list[Level] = []
         self._num_updates = self._num_applied = 0
         self._first_before = 0
         self._snapshot_id: int | None = None
@@ -231,8 +229,7 @@ class _Book:
 
     def take(self) -> LevelEvents:
         """The events since the last time."""
-        columns = zip(*self._levels, strict=True) if self._levels else ((),) * 4
-        events = LevelEvents(np.array(self._times, np.int64), *map(list, columns))
+        events = LevelEvents.of(self._times, self._levels)
         self._times, self._levels = [], []
         return events
 
@@ -280,7 +277,7 @@ class _Book:
             self._num_waiting -= 1 + len(self._waiting.popleft().levels)
             self._counts.count("updates given up while waiting for a snapshot")
 
-    def _put(self, time_ns: int, levels: list[_Level]) -> None:
+    def _put(self, time_ns: int, levels: list[Level]) -> None:
         self._times += [time_ns] * len(levels)
         self._levels += levels
 
@@ -327,7 +324,7 @@ def _is_partial(message: dict[str, Any]) -> bool:
     return _PARTIAL.search(str(message.get("stream", ""))) is not None
 
 
-def _levels(bids: list[list[str]], asks: list[list[str]]) -> list[_Level]:
+def _levels(bids: list[list[str]], asks: list[list[str]]) -> list[Level]:
     return [
         (False, is_bid, price_of(price), units_of(size))
         for is_bid, side in ((True, bids), (False, asks))

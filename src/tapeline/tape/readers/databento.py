@@ -34,6 +34,7 @@ from tapeline.errors import TapeError
 from tapeline.session import BoolArray, Int64Array
 from tapeline.tape.blocks import BookStates, OrderEvents
 from tapeline.tape.readers.base import Head, Reader, Source, joined
+from tapeline.tape.readers.columns import PARQUET
 from tapeline.tape.readers.databento_dbn import DBN, DbnFile
 from tapeline.tape.readers.databento_mbo import F_LAST, F_MAYBE_BAD_BOOK, OrderFlow
 from tapeline.tape.readers.databento_records import (
@@ -46,7 +47,7 @@ from tapeline.tape.readers.databento_records import (
     Schema,
     Spelling,
 )
-from tapeline.tape.readers.databento_table import PARQUET, TableFile
+from tapeline.tape.readers.databento_table import TableFile
 from tapeline.tape.readers.text import open_stream
 from tapeline.tape.readers.times import TimeUnit
 

@@ -28,7 +28,7 @@ from tapeline.tape.readers.databento_records import (
     mbp,
 )
 from tapeline.tape.readers.text import Unreadable, open_stream
-from tapeline.tape.readers.times import YEAR_1990_S, YEAR_2100_S
+from tapeline.tape.readers.times import are_possible
 
 DBN: Final = b"DBN"
 _LAYOUTS: Final = {"mbo": (0xA0, MBO), "mbp-1": (1, mbp(1)), "mbp-10": (10, mbp(10))}
@@ -63,7 +63,7 @@ class DbnFile(RecordFile):
         for records, num_others in self._blocks():
             counts.count("records of other kinds, left out", num_others)
             times = records[clock]
-            good = (times >= YEAR_1990_S * 10**9) & (times < YEAR_2100_S * 10**9)
+            good = are_possible(times)
             if not good.all():
                 first = int(np.argmin(good))
                 words = f"{clock} {times[first]}"

@@ -7,8 +7,7 @@ the records mean.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,10 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from tapeline.session import BoolArray, Int64Array
+from tapeline.session import BoolArray
 from tapeline.tape.readers.base import Source
+from tapeline.tape.readers.columns import (
+    column_names,
+    csv_blocks,
+    is_parquet,
+    parquet_blocks,
+)
 from tapeline.tape.readers.databento_records import (
     MBO,
     UNDEFINED_PRICE,
@@ -28,16 +32,9 @@ from tapeline.tape.readers.databento_records import (
     Spelling,
     mbp,
 )
-from tapeline.tape.readers.text import (
-    CsvBlocks,
-    Unreadable,
-    csv_header,
-    exact_integers,
-    open_stream,
-)
+from tapeline.tape.readers.text import Unreadable, exact_integers
 from tapeline.tape.readers.times import Times
 
-PARQUET: Final = b"PAR1"
 _PRICE_DECIMALS: Final = 9
 _BLOCK_ROWS: Final = 1 << 14
 
@@ -80,7 +77,12 @@ class TableFile(RecordFile):
     def records(self) -> Iterator[Records]:
         """The rows that can be read."""
         unreadable, num_readable = Unreadable(), 0
-        for batch, leave_out in self._batches(unreadable):
+        blocks = (
+            parquet_blocks(self._path, self._names, unreadable, _BLOCK_ROWS)
+            if is_parquet(self._path)
+            else csv_blocks(self._path, self._names, unreadable, self._source.progress)
+        )
+        for batch, leave_out in blocks:
             records, readable = self._parsed(batch)
             leave_out(np.flatnonzero(~readable))
             records = records[readable]
@@ -91,21 +93,6 @@ class TableFile(RecordFile):
                     self.symbols[number] = str(batch.column("symbol").cast(pa.string())[at])
             yield records
         self._source.close(self._path, unreadable, num_readable)
-
-    def _batches(
-        self, unreadable: Unreadable
-    ) -> Iterator[tuple[pa.RecordBatch, Callable[[Int64Array], None]]]:
-        """Each block, and what to tell the rows of it that are left out."""
-        if not is_parquet(self._path):
-            lines = CsvBlocks(self._path, self._names, self._source.progress, unreadable=unreadable)
-            for num_before, batch in lines:
-                yield batch, functools.partial(lines.leave_out, batch, num_before)
-            return
-        with open_stream(self._path), pq.ParquetFile(self._path) as file:
-            num_before = 0
-            for batch in file.iter_batches(_BLOCK_ROWS, columns=list(self._names)):
-                yield batch, functools.partial(_leave_out, unreadable, batch, num_before)
-                num_before += len(batch)
 
     def _parsed(self, batch: pa.RecordBatch) -> tuple[Records, BoolArray]:
         """A record for each row, and which of them could be read."""
@@ -143,28 +130,6 @@ class TableFile(RecordFile):
                     is_long = max(map(len, written)) > 6
                     self._prices = "integer" if is_whole and is_long else "decimal"
         return 0 if self._prices == "integer" else _PRICE_DECIMALS
-
-
-def is_parquet(path: Path) -> bool:
-    """Whether a file is Parquet, by its first bytes."""
-    with open_stream(path) as (raw, _):
-        return raw.read(len(PARQUET)) == PARQUET
-
-
-def column_names(path: Path) -> list[str]:
-    """The columns of a CSV or Parquet file."""
-    if not is_parquet(path):
-        return csv_header(path)[0]
-    with open_stream(path):
-        return list(pq.read_schema(path).names)
-
-
-def _leave_out(
-    unreadable: Unreadable, batch: pa.RecordBatch, num_before: int, rows: Int64Array
-) -> None:
-    if len(rows):
-        words = ",".join(str(column[int(rows[0])]) for column in batch.columns)
-        unreadable.add(num_before + int(rows[0]) + 1, words, len(rows))
 
 
 def _whole(column: pa.Array, decimals: int) -> tuple[npt.NDArray[Any], BoolArray, BoolArray]:

@@ -34,11 +34,11 @@ import numpy.typing as npt
 
 from tapeline.errors import TapeError
 from tapeline.session import BoolArray, Int64Array
-from tapeline.tape.blocks import Float64Array, LevelEvents
+from tapeline.tape.blocks import Float64Array, Level, LevelEvents
 from tapeline.tape.book import UNITS
 from tapeline.tape.readers.base import Head, Reader, Source
 from tapeline.tape.readers.text import Unreadable, open_stream
-from tapeline.tape.readers.times import YEAR_1990_S, YEAR_2100_S
+from tapeline.tape.readers.times import are_possible
 
 _ZIP: Final = b"PK\x03\x04"
 _NAME: Final = slice(30, 286)  # where a zip file has the name of its first member
@@ -132,9 +132,7 @@ class HftbacktestReader(Reader):
         prices, are_prices = _billionths(records["px"])
         sizes = records["qty"]
         is_level = are_prices & np.isfinite(sizes) & (sizes >= 0) & (is_bid ^ is_ask)
-        seconds = times_ns // 10**9
-        is_time = (seconds >= YEAR_1990_S) & (seconds < YEAR_2100_S)
-        is_time |= (kinds == _SNAPSHOT) & (times_ns == 0)
+        is_time = are_possible(times_ns) | ((kinds == _SNAPSHOT) & (times_ns == 0))
         readable = ~of_level | (is_time & (is_level | (kinds == _CLEAR)))
         rows = of_level & readable
         events = zip(
@@ -150,7 +148,7 @@ class HftbacktestReader(Reader):
 
     def _events(self, parsed: list[_Event]) -> LevelEvents:
         times: list[int] = []
-        levels: list[tuple[bool, bool, int, int]] = []
+        levels: list[Level] = []
         num_unknown = 0
         for event in parsed:
             time_ns, kind, is_bid, is_ask = event[:4]
@@ -169,12 +167,9 @@ class HftbacktestReader(Reader):
             levels += self._changes(*event[1:])
             times += [time_ns] * (len(levels) - len(times))
         self.source.counts.count("updates before a snapshot, left out", num_unknown)
-        columns = zip(*levels, strict=True) if levels else ((),) * 4
-        return LevelEvents(np.array(times, np.int64), *map(list, columns))
+        return LevelEvents.of(times, levels)
 
-    def _changes(
-        self, kind: int, is_bid: bool, is_ask: bool, price: int, size: int
-    ) -> list[tuple[bool, bool, int, int]]:
+    def _changes(self, kind: int, is_bid: bool, is_ask: bool, price: int, size: int) -> list[Level]:
         """What an event does to levels."""
         prices = self._prices[is_bid]
         if kind != _CLEAR:

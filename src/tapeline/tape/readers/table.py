@@ -20,8 +20,7 @@ Does not cover: several instruments in one file, dates and times in two columns.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Literal
@@ -29,14 +28,21 @@ from typing import ClassVar, Final, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tapeline.errors import TapeError
 from tapeline.session import BoolArray, Int64Array
 from tapeline.tape.blocks import Float64Array, TableRows
 from tapeline.tape.grid import GridOptions, to_ns
 from tapeline.tape.readers.base import Head, Reader, Source
-from tapeline.tape.readers.text import CsvBlocks, Unreadable, csv_header, halved, open_stream
+from tapeline.tape.readers.columns import (
+    PARQUET,
+    TableBlocks,
+    column_names,
+    csv_blocks,
+    is_parquet,
+    parquet_blocks,
+)
+from tapeline.tape.readers.text import Unreadable, halved
 from tapeline.tape.readers.times import Times, TimeUnit
 
 _TIMES: Final = (
@@ -57,9 +63,7 @@ _BAR: Final = frozenset(("open", "high", "low", "close"))
 _INSTRUMENTS: Final = frozenset(
     ("symbol", "sym", "ticker", "instrument", "instrument_id", "product_id", "pair", "coin")
 )
-_PARQUET: Final = b"PAR1"
 _BLOCK_ROWS: Final = 1 << 15
-_LeaveOut = Callable[[Int64Array], None]  # told the rows of a block that are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ class TableReader(Reader):
             raise TapeError(
                 "stamp", expected="open or close", found=repr(options.stamp), fix="Give one"
             )
-        self._names = _column_names(source.paths[0])
+        self._names = column_names(source.paths[0])
         self._time = options.time or _time_column(source.paths[0], self._names)
         self._times = Times(
             f"{source.paths[0]}, column {self._time}",
@@ -123,7 +127,7 @@ class TableReader(Reader):
     @classmethod
     def recognises(cls, head: Head) -> bool:
         """Whether it is Parquet, or the first line names a column that is usually a time."""
-        return head.raw.startswith(_PARQUET) or any(n.lower() in _TIMES for n in head.header)
+        return head.raw.startswith(PARQUET) or any(n.lower() in _TIMES for n in head.header)
 
     def blocks(self) -> Iterator[TableRows]:
         """The rows of each block."""
@@ -163,22 +167,12 @@ class TableReader(Reader):
     def _is_stamped_at_open(self) -> bool:
         return bool(self.options.stamp == "open")
 
-    def _parts(
-        self, path: Path, unreadable: Unreadable
-    ) -> Iterator[tuple[pa.RecordBatch, _LeaveOut]]:
-        """Each block, and what to tell the rows of it that are left out."""
-        if _is_parquet(path):
-            whose = [name for name in self._names if name.lower() in _INSTRUMENTS]
-            names = [self._time, *self._columns, *whose] if self._columns else None
-            with open_stream(path), pq.ParquetFile(path) as file:
-                num_rows = 0
-                for batch in file.iter_batches(_BLOCK_ROWS, columns=names):
-                    yield batch, _leave_out(unreadable, batch, num_rows)
-                    num_rows += len(batch)
-            return
-        lines = CsvBlocks(path, tuple(self._names), self.source.progress, unreadable=unreadable)
-        for num_before, batch in lines:
-            yield batch, functools.partial(lines.leave_out, batch, num_before)
+    def _parts(self, path: Path, unreadable: Unreadable) -> TableBlocks:
+        if not is_parquet(path):
+            return csv_blocks(path, self._names, unreadable, self.source.progress)
+        whose = [name for name in self._names if name.lower() in _INSTRUMENTS]
+        names = [self._time, *self._columns, *whose] if self._columns else None
+        return parquet_blocks(path, names, unreadable, _BLOCK_ROWS)
 
     def _numbers_among(self, block: pa.RecordBatch) -> tuple[str, ...]:
         """The columns that hold numbers in each line of the first block, or nothing."""
@@ -235,16 +229,6 @@ class TableReader(Reader):
             self._interval_ns = int(steps[steps > 0][np.argmax(counts)])
 
 
-def _leave_out(unreadable: Unreadable, batch: pa.RecordBatch, num_before: int) -> _LeaveOut:
-    def leave_out(rows: Int64Array) -> None:
-        if len(rows):
-            row = int(rows[0])
-            text = ",".join(str(column[row]) for column in batch.columns)
-            unreadable.add(num_before + row + 1, text, len(rows))
-
-    return leave_out
-
-
 def _cells(column: pa.Array) -> tuple[Float64Array, BoolArray]:
     """Numbers, NaN where a cell is blank, and which cells are a number or blank."""
     if pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
@@ -264,18 +248,6 @@ def _is_of_numbers(column: pa.Array) -> bool:
         return False
     values, _ = _cells(column)
     return bool(np.isfinite(values).mean() > 0.5)
-
-
-def _is_parquet(path: Path) -> bool:
-    with open_stream(path) as (raw, _):
-        return raw.read(4) == _PARQUET
-
-
-def _column_names(path: Path) -> list[str]:
-    if not _is_parquet(path):
-        return csv_header(path)[0]
-    with open_stream(path):
-        return list(pq.read_schema(path).names)
 
 
 def _time_column(path: Path, names: list[str]) -> str:

@@ -127,8 +127,7 @@ class Times:
     def _in_range(
         self, times: npt.NDArray[Any], readable: BoolArray
     ) -> tuple[Int64Array, BoolArray]:
-        in_range = (times >= YEAR_1990_S * 10**9) & (times < YEAR_2100_S * 10**9)
-        in_range = readable & in_range.astype(bool)
+        in_range = readable & are_possible(times)
         return np.where(in_range, times, 0).astype(np.int64), in_range
 
     def _from_text(self, column: pa.Array) -> tuple[Int64Array, BoolArray]:
@@ -176,6 +175,12 @@ class Times:
             self._counts.times_repeated += pc.sum(pc.less(taken, other)).as_py() or 0
             self._counts.times_skipped += pc.sum(pc.greater(taken, other)).as_py() or 0
         return taken
+
+
+def are_possible(times_ns: npt.NDArray[Any]) -> BoolArray:
+    """Which times lie in 1990 to 2100: the others are dirt."""
+    in_range = (times_ns >= YEAR_1990_S * 10**9) & (times_ns < YEAR_2100_S * 10**9)
+    return in_range.astype(bool)
 
 
 def _as_ns(stamps: pa.Array, kind: pa.DataType) -> pa.Array:
