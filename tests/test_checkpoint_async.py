@@ -43,7 +43,7 @@ class Disk:
         self.most_at_once = self._now = 0
         self._lock = threading.Lock()
 
-    def commit(self, path, source, **about):
+    def commit(self, path, source, about):
         with self._lock:
             self._now += 1
             self.most_at_once = max(self.most_at_once, self._now)
@@ -51,7 +51,7 @@ class Disk:
             assert self.open.wait(60)
             if self.failure:
                 raise self.failure
-            return commit_source(path, source, **about)
+            return commit_source(path, source, about)
         finally:
             with self._lock:
                 self._now -= 1
@@ -325,9 +325,9 @@ def test_a_container_may_take_what_its_limit_leaves(tmp_path: Path, monkeypatch,
 def test_times_are_counted_where_they_are_spent(tmp_path: Path, monkeypatch):
     clock = FakeClock()
 
-    def slow(path, source, **about):
+    def slow(path, source, about):
         clock.advance(2_000_000_000)
-        return commit_source(path, source, **about)
+        return commit_source(path, source, about)
 
     monkeypatch.setattr(COMMIT, slow)
     with Checkpointer(tmp_path, clock=clock) as checkpoints:
@@ -335,9 +335,9 @@ def test_times_are_counted_where_they_are_spent(tmp_path: Path, monkeypatch):
     assert (checkpoints.stats().blocked_s, checkpoints.stats().background_s) == (2.0, 0.0)
     started = threading.Event()
 
-    def later(path, source, **about):
+    def later(path, source, about):
         assert started.wait(60)
-        return slow(path, source, **about)
+        return slow(path, source, about)
 
     monkeypatch.setattr(COMMIT, later)
     checkpoints = Checkpointer(tmp_path, clock=clock, background_from_bytes=0)

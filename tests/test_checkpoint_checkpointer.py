@@ -173,8 +173,8 @@ def test_nothing_is_deleted_when_the_new_one_does_not_read_back(
     checkpoints = Checkpointer(tmp_path, keep=1, background_from_bytes=0)
     save(checkpoints, 1)
 
-    def bad_disk(path, source, **options):
-        manifest = commit_source(path, source, **options)
+    def bad_disk(path, source, about):
+        manifest = commit_source(path, source, about)
         flip(path / "rank-0.safetensors")
         return manifest
 

@@ -25,8 +25,8 @@ from tapeline.checkpoint.commit import Source
 from tapeline.checkpoint.direct import LARGE_BYTES
 from tapeline.checkpoint.drain import Drain
 from tapeline.checkpoint.encoding import Layout, encode
-from tapeline.checkpoint.joint import About, Division, commit_together
-from tapeline.checkpoint.manifest import Manifest
+from tapeline.checkpoint.joint import Division, commit_together
+from tapeline.checkpoint.manifest import About, Manifest
 from tapeline.checkpoint.retain import Retention
 from tapeline.checkpoint.save import commit_source, disk_errors_told, metadata_of
 from tapeline.checkpoint.shelf import Entry, Loaded, Newest, Shelf
@@ -330,13 +330,7 @@ class Checkpointer:
             written = commit_together(self._ranks, path, part, layout, source, about, settle)
             self._counters.add(saves=1, bytes_written=written)
             return leftovers
-        manifest = commit_source(
-            path,
-            source,
-            step=about.step,
-            created_ns=about.created_ns,
-            metadata=about.metadata,
-        )
+        manifest = commit_source(path, source, about)
         self._counters.add(saves=1, bytes_written=manifest.total_bytes)
         if isinstance(source, Image):
             shelf.verify(about.step)  # it went past the cache, so this asks the disk

@@ -39,6 +39,7 @@ from tapeline.checkpoint.manifest import (
     FORMAT,
     SELF_HASH,
     VERSION,
+    About,
     FileEntry,
     Manifest,
     hash_of,
@@ -57,14 +58,7 @@ Source: TypeAlias = Iterable[bytes | memoryview] | Image  # the content of a dat
 T = TypeVar("T")
 
 
-def write_commit(
-    folder: Path,
-    files: Mapping[str, Source],
-    *,
-    step: int,
-    created_ns: int,
-    metadata: Mapping[str, Any],
-) -> Manifest:
+def write_commit(folder: Path, files: Mapping[str, Source], about: About) -> Manifest:
     """Commit `files` (name to content) as `folder`, in place of what it held.
 
     Names are `rank-<number>.safetensors`; where a file of that name exists already, a number is
@@ -73,16 +67,12 @@ def write_commit(
     Raises:
         OSError: the disk is full or fails. What was committed before is untouched.
     """
-
-    def manifest_of(entries: dict[str, FileEntry]) -> Manifest:
-        return Manifest(step=step, created_ns=created_ns, files=entries, metadata=dict(metadata))
-
     if is_occupied(folder):
-        return _replace(folder, files, manifest_of)
+        return _replace(folder, files, about)
     fresh = aside(folder)
     try:
         fresh.mkdir()
-        manifest = _write_all(fresh, files, MANIFEST, manifest_of)
+        manifest = _write_all(fresh, files, MANIFEST, about)
         fresh.rename(folder)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -273,15 +263,11 @@ def put_manifest(attempt: Path, folder: Path, manifest: Manifest) -> None:
         fsync_folder(folder.parent)
 
 
-def _replace(
-    folder: Path,
-    files: Mapping[str, Source],
-    manifest_of: Callable[[dict[str, FileEntry]], Manifest],
-) -> Manifest:
+def _replace(folder: Path, files: Mapping[str, Source], about: About) -> Manifest:
     stored = dict(zip(unused(folder, list(files)), files.values(), strict=True))
     written = aside(folder / MANIFEST)
     try:
-        manifest = _write_all(folder, stored, written.name, manifest_of)
+        manifest = _write_all(folder, stored, written.name, about)
         written.replace(folder / MANIFEST)
         fsync_folder(folder)
     finally:
@@ -290,10 +276,7 @@ def _replace(
 
 
 def _write_all(
-    folder: Path,
-    files: Mapping[str, Source],
-    manifest_name: str,
-    manifest_of: Callable[[dict[str, FileEntry]], Manifest],
+    folder: Path, files: Mapping[str, Source], manifest_name: str, about: About
 ) -> Manifest:
     """Write data files and a manifest, and put all of them and their names on the disk."""
     entries = {}
@@ -303,7 +286,7 @@ def _write_all(
         for name, source in files.items():
             streams.append(opened.enter_context((folder / name).open("xb")))
             entries[name] = _write_file(streams[-1], source)
-        manifest = manifest_of(entries)
+        manifest = Manifest(**about._asdict(), files=entries)
         streams.append(opened.enter_context((folder / manifest_name).open("xb")))
         streams[-1].write(manifest.render().encode())
         streams[-1].flush()

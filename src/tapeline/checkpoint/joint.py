@@ -22,8 +22,7 @@ without such tensors is a replica (lanes, DDP): there rank 0's model and optimis
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from tapeline.checkpoint.commit import (
 )
 from tapeline.checkpoint.encoding import Layout
 from tapeline.checkpoint.manifest import (
+    About,
     FileEntry,
     Manifest,
     PieceEntry,
@@ -55,15 +55,6 @@ from tapeline.files import aside, canonical_json
 
 _REPLICATED = ("model", "optimizer")  # the same on all ranks where no tensor is cut
 _BY_RANK = PARTS - {"step"}
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a manifest says of a save as a whole."""
-
-    step: int
-    created_ns: int
-    metadata: Mapping[str, Any]
 
 
 class Division:
@@ -240,7 +231,7 @@ def _manifest(written: list[dict[str, Any]], about: About) -> Manifest:
             if all(piece["sizes"]):
                 entry["pieces"].append(PieceEntry(file=one["file"], **piece))
     return Manifest(
-        **asdict(about),
+        **about._asdict(),
         files={o["file"]: FileEntry(**o["entry"]) for o in written if o["file"]},
         ranks=[RankEntry(file=one["file"], parts=one.get("parts", [])) for one in written],
         split={name: SplitEntry(**fields) for name, fields in split.items()},

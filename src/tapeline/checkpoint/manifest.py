@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field
@@ -75,6 +75,14 @@ class RankEntry(BaseModel):
 
     file: str | None
     parts: list[str]
+
+
+class About(NamedTuple):
+    """What a manifest says of a save as a whole."""
+
+    step: int
+    created_ns: int
+    metadata: dict[str, Any]
 
 
 class Manifest(BaseModel):

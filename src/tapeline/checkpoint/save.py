@@ -18,9 +18,9 @@ from torch import nn
 
 from tapeline.checkpoint.commit import Source, is_foreign, write_commit
 from tapeline.checkpoint.encoding import Layout, encode
-from tapeline.checkpoint.manifest import METRIC, Manifest
+from tapeline.checkpoint.manifest import METRIC, About, Manifest
 from tapeline.checkpoint.state import State, capture_state
-from tapeline.clock import Clock, SystemClock
+from tapeline.clock import SystemClock
 from tapeline.errors import CheckpointError
 from tapeline.files import ASIDE, canonical_json, fsync_folder
 
@@ -56,7 +56,6 @@ def save_state(
     state: State,
     *,
     metadata: Mapping[str, Any] | None = None,
-    clock: Clock | None = None,
 ) -> Path:
     """Commit a state to the folder `path`; see `save_checkpoint`.
 
@@ -64,15 +63,9 @@ def save_state(
         path: a new or empty folder, or one that holds a checkpoint.
         state: it must not change meanwhile: its tensors are those of the live objects.
         metadata: what the checkpoint belongs to (run, config hash, code, data), as JSON.
-        clock: where the time of the save is read.
     """
-    commit_source(
-        path,
-        encode(state, Layout.of(state)),
-        step=state.step,
-        created_ns=(clock or SystemClock()).wall_ns(),
-        metadata=metadata_of(metadata or {}),
-    )
+    about = About(state.step, SystemClock().wall_ns(), metadata_of(metadata or {}))
+    commit_source(path, encode(state, Layout.of(state)), about)
     return Path(path).absolute()
 
 
@@ -97,25 +90,12 @@ def metadata_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def commit_source(
-    path: str | Path,
-    source: Source,
-    *,
-    step: int,
-    created_ns: int,
-    metadata: Mapping[str, Any],
-) -> Manifest:
+def commit_source(path: str | Path, source: Source, about: About) -> Manifest:
     """Commit the bytes of a state's file to the folder `path`; see `save_checkpoint`."""
     folder = Path(path).absolute()
     with disk_errors_told(folder):
         prepare(folder)
-        manifest = write_commit(
-            folder,
-            {"rank-0.safetensors": source},
-            step=step,
-            created_ns=created_ns,
-            metadata=metadata,
-        )
+        manifest = write_commit(folder, {"rank-0.safetensors": source}, about)
         sweep(folder)
     return manifest
 
