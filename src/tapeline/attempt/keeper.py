@@ -20,7 +20,7 @@ from torch import Tensor
 from tapeline.attempt.cadence import Cadence
 from tapeline.attempt.observer import Observer
 from tapeline.checkpoint import Checkpointer, State
-from tapeline.checkpoint.drain import Copied, Drain
+from tapeline.checkpoint.drain import Drain
 from tapeline.checkpoint.durable import DurableTier
 from tapeline.checkpoint.manifest import METRIC
 from tapeline.checkpoint.preempt import Preempted, PreemptionGuard
@@ -77,8 +77,8 @@ class Copies:
         if step and self.due(step):
             self.drain.submit(folder)
 
-    def _copied(self, copied: Copied) -> None:
-        self.longest_s = max(self.longest_s, copied.seconds)
+    def _copied(self, _: Path, seconds: float) -> None:
+        self.longest_s = max(self.longest_s, seconds)
 
     def check(self) -> None:
         """Warn of a copy that failed; asked between two steps."""

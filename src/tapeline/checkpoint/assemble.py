@@ -1,20 +1,25 @@
 """Tensors put together from the pieces in a commit's files: all of them, or one rank's parts.
 
-Covers: which byte ranges are needed and where they go. Does not cover which tensors make up a
-state (`load`).
+Covers: which byte ranges are needed and where they go, and reading them by the blocks that they
+touch, each checked before it is used; a file without block hashes is one block. Does not cover
+which tensors make up a state (`load`).
 """
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import xxhash
 
-from tapeline.checkpoint.encoding import DTYPES, Place
-from tapeline.checkpoint.manifest import SplitEntry
-from tapeline.checkpoint.ranges import CheckedFile
+from tapeline.checkpoint.commit import damaged, unreadable
+from tapeline.checkpoint.direct import read_blocks
+from tapeline.checkpoint.encoding import DTYPES, Extent
+from tapeline.checkpoint.manifest import FileEntry, SplitEntry
 from tapeline.checkpoint.sharded import Box, Share, tiles, wanted_by
 
 
@@ -28,7 +33,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StoredTensor:
     """A tensor as it is stored."""
 
     dtype: torch.dtype
@@ -36,7 +41,7 @@ class Source:
     pieces: tuple[Piece, ...]
 
     @classmethod
-    def of_split(cls, entry: SplitEntry) -> Source:
+    def of_split(cls, entry: SplitEntry) -> StoredTensor:
         """One that several ranks hold parts of.
 
         Raises:
@@ -52,15 +57,92 @@ class Source:
         return cls(DTYPES[entry.dtype], shape, tuple(pieces))
 
     @classmethod
-    def of_place(cls, place: Place, file: str) -> Source:
+    def whole(cls, extent: Extent, file: str) -> StoredTensor:
         """One that lies whole in a file."""
-        shape = tuple(place.shape)
-        pieces = (Piece(file, place.start, Box.whole(shape)),) if math.prod(shape) else ()
-        return cls(place.dtype, shape, pieces)
+        shape = tuple(extent.shape)
+        pieces = (Piece(file, extent.start, Box.whole(shape)),) if math.prod(shape) else ()
+        return cls(extent.dtype, shape, pieces)
+
+
+class CheckedFile:
+    """A data file of a commit.
+
+    Args:
+        path: of the file.
+        entry: what the manifest says about it.
+
+    Raises:
+        CheckpointError: it is missing, or of another size.
+    """
+
+    def __init__(self, path: Path, entry: FileEntry) -> None:
+        self.num_bytes = entry.bytes
+        self._path = path
+        self._hashes = entry.blocks_xxh3_128 or [entry.xxh3_128]
+        self._block_bytes = entry.block_bytes or max(1, entry.bytes)
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise unreadable(path, f"a file of {entry.bytes:,} bytes", error) from error
+        if size != entry.bytes:
+            raise damaged(path, f"{entry.bytes:,} bytes", f"{size:,}")
+        if len(self._hashes) != self._num_blocks():
+            found = f"{len(self._hashes)} in the manifest"
+            raise damaged(path, f"{self._num_blocks()} hashes of its blocks", found)
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """A few bytes.
+
+        Raises:
+            CheckpointError: as `read_into`.
+        """
+        sink = torch.empty(num_bytes, dtype=torch.uint8)
+        self.read_into([(start, sink)])
+        return sink.numpy().tobytes()
+
+    def read_into(self, ranges: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Fill tensors, each uint8 [bytes] from a start on; every block is read once.
+
+        Raises:
+            CheckpointError: a block that they touch is damaged, or can't be read. The tensors
+                then hold nothing that may be used.
+        """
+        ranges = sorted(((start, sink) for start, sink in ranges if len(sink)), key=lambda r: r[0])
+        assert all(s + len(sink) <= self.num_bytes for s, sink in ranges), "beyond the file's end"
+        size = self._block_bytes
+        touched = {
+            number
+            for start, sink in ranges
+            for number in range(start // size, (start + len(sink) - 1) // size + 1)
+        }
+        starts = [start for start, _ in ranges]
+        longest = max((len(sink) for _, sink in ranges), default=0)
+
+        def use(start: int, block: memoryview) -> None:
+            digest = xxhash.xxh3_128_hexdigest(block)
+            expected = self._hashes[start // size]
+            if digest != expected:
+                where = f"bytes {start:,} to {start + len(block):,}"
+                raise damaged(self._path, f"{where} with xxh3-128 {expected}", digest)
+            source = torch.frombuffer(block, dtype=torch.uint8)
+            end = start + len(block)
+            first = bisect.bisect_left(starts, start - longest)
+            for at, sink in ranges[first : bisect.bisect_left(starts, end)]:
+                low, high = max(at, start), min(at + len(sink), end)
+                if low < high:
+                    sink[low - at : high - at] = source[low - start : high - start]
+
+        try:
+            read_blocks(self._path, self.num_bytes, size, sorted(touched), use)
+        except OSError as error:
+            raise unreadable(self._path, f"a file of {self.num_bytes:,} bytes", error) from error
+
+    def _num_blocks(self) -> int:
+        return max(1, -(-self.num_bytes // self._block_bytes))
 
 
 def assembled(
-    sources: Mapping[str, Source],
+    sources: Mapping[str, StoredTensor],
     files: Mapping[str, CheckedFile],
     wanted: Mapping[str, Share],
 ) -> tuple[dict[str, torch.Tensor], dict[str, Share]]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tapeline.checkpoint.background import Background
-from tapeline.checkpoint.commit import Source
+from tapeline.checkpoint.commit import Content
 from tapeline.checkpoint.direct import LARGE_BYTES
 from tapeline.checkpoint.drain import Drain
 from tapeline.checkpoint.encoding import Layout, encode
@@ -171,7 +171,7 @@ class Checkpointer:
             told = metadata_of({**self._metadata, **(metadata or {})})
             about = About(state.step, self._clock.wall_ns(), told)
 
-            def commit(source: Source) -> list[Path]:
+            def commit(source: Content) -> list[Path]:
                 return self._commit(part, layout, source, about, durable)
 
             if self._goes_behind(layout):
@@ -283,7 +283,7 @@ class Checkpointer:
         return large and all(gather(self._has_room(layout)))
 
     def _write_behind(
-        self, part: State, layout: Layout, commit: Callable[[Source], list[Path]]
+        self, part: State, layout: Layout, commit: Callable[[Content], list[Path]]
     ) -> None:
         images: list[Image] = []
         self._ranks.loop.vote(lambda: images.append(self._snapshot.take(part, layout)))
@@ -311,7 +311,7 @@ class Checkpointer:
         return not lacking
 
     def _commit(
-        self, part: State, layout: Layout, source: Source, about: About, durable: bool
+        self, part: State, layout: Layout, source: Content, about: About, durable: bool
     ) -> list[Path]:
         """Write, commit and verify one checkpoint; returns the folders that can be deleted now."""
         shelf, path = self._shelf, self._shelf.path(about.step)

@@ -54,11 +54,11 @@ MANIFEST = "manifest.json"
 _DATA_NAME = re.compile(r"rank-\d+(\.\d+)?\.safetensors")
 _USE_ANOTHER = "Use another checkpoint"
 
-Source: TypeAlias = Iterable[bytes | memoryview] | Image  # the content of a data file
+Content: TypeAlias = Iterable[bytes | memoryview] | Image  # the content of a data file
 T = TypeVar("T")
 
 
-def write_commit(folder: Path, files: Mapping[str, Source], about: About) -> Manifest:
+def write_commit(folder: Path, files: Mapping[str, Content], about: About) -> Manifest:
     """Commit `files` (name to content) as `folder`, in place of what it held.
 
     Names are `rank-<number>.safetensors`; where a file of that name exists already, a number is
@@ -225,7 +225,7 @@ def delete_unnamed(folder: Path) -> None:
             file.unlink()
 
 
-def put_file(folder: Path, name: str, source: Source) -> FileEntry:
+def put_file(folder: Path, name: str, source: Content) -> FileEntry:
     """Write one data file of a commit by several, and put it and its name on the disk.
 
     Raises:
@@ -263,7 +263,7 @@ def put_manifest(attempt: Path, folder: Path, manifest: Manifest) -> None:
         fsync_folder(folder.parent)
 
 
-def _replace(folder: Path, files: Mapping[str, Source], about: About) -> Manifest:
+def _replace(folder: Path, files: Mapping[str, Content], about: About) -> Manifest:
     stored = dict(zip(unused(folder, list(files)), files.values(), strict=True))
     written = aside(folder / MANIFEST)
     try:
@@ -276,7 +276,7 @@ def _replace(folder: Path, files: Mapping[str, Source], about: About) -> Manifes
 
 
 def _write_all(
-    folder: Path, files: Mapping[str, Source], manifest_name: str, about: About
+    folder: Path, files: Mapping[str, Content], manifest_name: str, about: About
 ) -> Manifest:
     """Write data files and a manifest, and put all of them and their names on the disk."""
     entries = {}
@@ -297,7 +297,7 @@ def _write_all(
     return manifest
 
 
-def _write_file(stream: IO[bytes], source: Source) -> FileEntry:
+def _write_file(stream: IO[bytes], source: Content) -> FileEntry:
     if isinstance(source, Image):
         source.wait()
         hashes = write_hashed(stream.fileno(), source.memory, source.num_bytes)

@@ -8,20 +8,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from tapeline.checkpoint.durable import DurableTier, Marker
+from tapeline.checkpoint.durable import DurableTier
 from tapeline.clock import Clock, SystemClock
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """A checkpoint that has reached the durable tier, and how long the copy took."""
-
-    folder: Path
-    marker: Marker
-    seconds: float = 0.0
 
 
 class Drain:
@@ -33,12 +23,15 @@ class Drain:
 
     Args:
         tier: where to.
-        on_copied: called in the thread after each copy.
+        on_copied: called in the thread after each copy, with its folder and the seconds it took.
         clock: to measure copies by.
     """
 
     def __init__(
-        self, tier: DurableTier, on_copied: Callable[[Copied], None], clock: Clock | None = None
+        self,
+        tier: DurableTier,
+        on_copied: Callable[[Path, float], None],
+        clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
         self._tier = tier
@@ -85,9 +78,8 @@ class Drain:
         while (folder := self._queue.get()) is not None:
             try:
                 began_ns = self._clock.monotonic_ns()
-                marker = self._tier.copy(folder)
-                seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
-                self._on_copied(Copied(folder, marker, seconds))
+                self._tier.copy(folder)
+                self._on_copied(folder, (self._clock.monotonic_ns() - began_ns) / 1e9)
                 self._tier.retire()
                 self._tier.sweep(folder.parent)
             except BaseException as error:

@@ -81,14 +81,14 @@ def decode(data: torch.Tensor) -> State:
     start = body_start(bytes(raw[:8]), len(raw))
     header = Header.parse(bytes(raw[8:start]), start, len(raw))
     tensors = {
-        name: data[place.start : place.end].view(place.dtype).view(place.shape)
-        for name, place in header.places.items()
+        name: data[extent.start : extent.end].view(extent.dtype).view(extent.shape)
+        for name, extent in header.extents.items()
     }
     return State(tensors, header.values)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Extent:
     """Where a tensor stands in a file: from byte `start` to `end`."""
 
     dtype: torch.dtype
@@ -102,7 +102,7 @@ class Header:
     """The header of a file: the values of a state, and where its tensors stand."""
 
     values: dict[str, Any]
-    places: dict[str, Place]
+    extents: dict[str, Extent]
 
     @classmethod
     def parse(cls, text: bytes, start: int, num_bytes: int) -> Header:
@@ -119,12 +119,12 @@ class Header:
         fields = json.loads(text)
         try:
             values = json.loads(fields.pop(_METADATA)[_VALUES])
-            places = {name: _place(start, num_bytes, **field) for name, field in fields.items()}
+            extents = {name: _extent(start, num_bytes, **field) for name, field in fields.items()}
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"another header ({type(error).__name__}: {error})") from error
         if not isinstance(values, dict):
             raise ValueError("no values in the header")
-        return cls(values, places)
+        return cls(values, extents)
 
 
 def body_start(first: bytes, num_bytes: int) -> int:
@@ -143,9 +143,9 @@ def _alignment(num_bytes: int) -> int:
     return min(ALIGNMENT_BYTES, num_bytes & -num_bytes) if num_bytes else ALIGNMENT_BYTES
 
 
-def _place(
+def _extent(
     start: int, num_bytes: int, *, dtype: str, shape: list[int], data_offsets: list[int]
-) -> Place:
+) -> Extent:
     first, end = data_offsets
     kind = DTYPES[dtype]
     if (
@@ -156,4 +156,4 @@ def _place(
     ):
         length = num_bytes - start
         raise ValueError(f"a tensor of shape {shape} at bytes {first} to {end} of {length}")
-    return Place(kind, shape, start + first, start + end)
+    return Extent(kind, shape, start + first, start + end)

@@ -29,7 +29,7 @@ from typing import Any
 import xxhash
 
 from tapeline.checkpoint.commit import (
-    Source,
+    Content,
     delete_unnamed,
     is_occupied,
     put_file,
@@ -134,7 +134,7 @@ def commit_together(
     path: Path,
     part: State,
     layout: Layout,
-    source: Source,
+    source: Content,
     about: About,
     settle: Callable[[Manifest], None],
 ) -> int:

@@ -13,19 +13,17 @@ sampler, a scheduler or an extra part that differed can't be restored, which `re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tapeline.checkpoint.assemble import Source, assembled
+from tapeline.checkpoint.assemble import CheckedFile, StoredTensor, assembled
 from tapeline.checkpoint.commit import check_metadata, read_file, read_manifest
 from tapeline.checkpoint.encoding import Header, body_start, decode
 from tapeline.checkpoint.generators import capture_generators
 from tapeline.checkpoint.manifest import Manifest, RankEntry
-from tapeline.checkpoint.ranges import CheckedFile
 from tapeline.checkpoint.restore import restore_state
 from tapeline.checkpoint.state import OF_RANKS, PARTS, RANK_PARTS, State
 from tapeline.checkpoint.tree import Flattener, references
@@ -108,39 +106,35 @@ def _share(folder: Path, manifest: Manifest, like: State | None, world: World) -
     """What one rank needs of a commit."""
     files = {name: CheckedFile(folder / name, entry) for name, entry in manifest.files.items()}
     ranks = manifest.ranks or [RankEntry(file=next(iter(files)), parts=[])]
-    base = _stored(files, ranks[0], sorted(PARTS))
-    values, sources = base.values, base.sources
+    values, stored = _stored(files, ranks[0], sorted(PARTS))
     if 0 < world.rank < len(ranks):
         same_world = len(ranks) == world.size
         parts = [p for p in ranks[world.rank].parts if same_world or p == _GENERATORS]
-        own = _stored(files, ranks[world.rank], parts)
-        values, sources = {**values, **own.values}, {**sources, **own.sources}
+        own_values, own_stored = _stored(files, ranks[world.rank], parts)
+        values, stored = {**values, **own_values}, {**stored, **own_stored}
     kept = _for_another_world(values, ranks, world) if len(ranks) != world.size else {}
-    split = {name: Source.of_split(entry) for name, entry in manifest.split.items()}
-    needed = {n: split.get(n) or sources[n] for n in references(values) if n not in kept}
+    split = {name: StoredTensor.of_split(entry) for name, entry in manifest.split.items()}
+    needed = {n: split.get(n) or stored[n] for n in references(values) if n not in kept}
     tensors, shares = assembled(needed, files, like.shares if like else {})
     return State({**tensors, **kept}, values, shares)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """What one rank wrote of some parts of its state."""
-
-    values: dict[str, Any]
-    sources: dict[str, Source]
-
-
-def _stored(files: Mapping[str, CheckedFile], rank: RankEntry, parts: list[str]) -> _Stored:
+def _stored(
+    files: Mapping[str, CheckedFile], rank: RankEntry, parts: list[str]
+) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """The values and the tensors that one rank wrote of some parts of its state."""
     if not parts or rank.file is None:
-        return _Stored({}, {})
+        return {}, {}
     file = files[rank.file]
     start = body_start(file.read(0, min(8, file.num_bytes)), file.num_bytes)
     header = Header.parse(file.read(8, start - 8), start, file.num_bytes)
-    places = {n: place for n, place in header.places.items() if n.split("/")[0] in parts}
-    return _Stored(
-        {part: header.values[part] for part in parts},
-        {name: Source.of_place(place, rank.file) for name, place in places.items()},
-    )
+    values = {part: header.values[part] for part in parts}
+    tensors = {
+        name: StoredTensor.whole(extent, rank.file)
+        for name, extent in header.extents.items()
+        if name.split("/")[0] in parts
+    }
+    return values, tensors
 
 
 def _for_another_world(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tapeline.checkpoint.commit import Source, is_foreign, write_commit
+from tapeline.checkpoint.commit import Content, is_foreign, write_commit
 from tapeline.checkpoint.encoding import Layout, encode
 from tapeline.checkpoint.manifest import METRIC, About, Manifest
 from tapeline.checkpoint.state import State, capture_state
@@ -90,7 +90,7 @@ def metadata_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def commit_source(path: str | Path, source: Source, about: About) -> Manifest:
+def commit_source(path: str | Path, source: Content, about: About) -> Manifest:
     """Commit the bytes of a state's file to the folder `path`; see `save_checkpoint`."""
     folder = Path(path).absolute()
     with disk_errors_told(folder):
