@@ -1,10 +1,10 @@
 """One life of a run: its parts, where it begins, what it saves, how it ends."""
 
+from tapeline.attempt.ending import RunResult
 from tapeline.attempt.kept import KeptCheckpoints, Row
 from tapeline.attempt.life import Progress, live
 from tapeline.attempt.parts import Data, Parts
 from tapeline.attempt.promise import Promise
-from tapeline.attempt.result import RunResult
 
 __all__ = [
     "Data",

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from tapeline.attempt.life import retention_of, taints_of
 from tapeline.attempt.origin import durable_candidates, local_candidates, run_identity
-from tapeline.checkpoint import Shelf, State, load_state
+from tapeline.checkpoint import Manifest, Shelf, State, load_state
 from tapeline.checkpoint.durable import DurableTier
 from tapeline.checkpoint.manifest import METRIC
 from tapeline.checkpoint.resume import Candidate, Choice, choose
@@ -97,12 +97,7 @@ class KeptCheckpoints:
         notes = {one.identity: one.reason for one in choice.passed_over}
         if choice.identity:
             notes[choice.identity] = "resume begins here"
-        rows = [
-            self._local(one, notes)
-            if one.tier == "local"
-            else self._durable(one, notes, everything)
-            for one in candidates
-        ]
+        rows = [self._row(one, notes, everything) for one in candidates]
         return sorted(rows, key=lambda row: (-row.step, row.tier == "durable"))
 
     def interval(self) -> dict[str, Any] | None:
@@ -222,13 +217,15 @@ class KeptCheckpoints:
         if candidate.fault:
             return candidate.fault
         try:
-            if candidate.tier == "local":
-                self._shelf.verify(candidate.step)
-            elif self._tier:
-                self._tier.verify(candidate.step)
+            self._tier_of(candidate).verify(candidate.step)
         except CheckpointError as error:
             return str(error)
         return None
+
+    def _tier_of(self, candidate: Candidate) -> Shelf | DurableTier:
+        tier = self._shelf if candidate.tier == "local" else self._tier
+        assert tier, "there are no durable candidates without a tier"
+        return tier
 
     def _choice(self, candidates: Sequence[Candidate]) -> Choice:
         return choose(
@@ -238,30 +235,28 @@ class KeptCheckpoints:
             tainted=taints_of(self._run).tainted(),
         )
 
-    def _local(self, one: Candidate, notes: dict[str, str]) -> Row:
-        tags = tuple(tag for tag, step in self._shelf.tags().items() if step == one.step)
-        row = _row(one, notes, tags, verified=one.fault is None)
+    def _row(self, one: Candidate, notes: dict[str, str], everything: bool) -> Row:
+        tier = self._tier_of(one)
+        was_read = everything or one.tier == "local"
+        row = Row(
+            step=one.step,
+            tier=one.tier,
+            place=one.place,
+            verified=False if one.fault else True if was_read else None,
+            tags=tuple(tag for tag, step in tier.tags().items() if step == one.step),
+            attempt=one.attempt or None,
+            note=one.fault or notes.get(one.identity, ""),
+        )
         try:
-            manifest = self._shelf.manifest(one.step)
+            said = tier.manifest(one.step) if isinstance(tier, Shelf) else tier.marker(one.step)
         except CheckpointError:
             return row
         return replace(
             row,
-            num_bytes=manifest.total_bytes,
-            created=utc(manifest.created_ns),
-            metric=manifest.metadata.get(METRIC),
+            num_bytes=said.total_bytes,
+            created=utc(said.created_ns) if isinstance(said, Manifest) else None,
+            metric=said.metadata.get(METRIC),
         )
-
-    def _durable(self, one: Candidate, notes: dict[str, str], was_read: bool) -> Row:
-        assert self._tier, "there are no durable candidates without a tier"
-        tags = tuple(tag for tag, step in self._tier.tags().items() if step == one.step)
-        verified = False if one.fault else (True if was_read else None)
-        row = _row(one, notes, tags, verified=verified)
-        try:
-            marker = self._tier.marker(one.step)
-        except CheckpointError:
-            return row
-        return replace(row, num_bytes=marker.total_bytes, metric=marker.metadata.get(METRIC))
 
     def _load(self, step: int) -> State:
         if step in self._shelf.steps():
@@ -279,17 +274,3 @@ class KeptCheckpoints:
             found=", ".join(map(str, sorted(steps))) or "no checkpoint at all",
             fix="See `tapeline checkpoints` for the steps there are",
         )
-
-
-def _row(
-    one: Candidate, notes: dict[str, str], tags: tuple[str, ...], *, verified: bool | None
-) -> Row:
-    return Row(
-        step=one.step,
-        tier=one.tier,
-        place=one.place,
-        verified=verified,
-        tags=tags,
-        attempt=one.attempt or None,
-        note=one.fault or notes.get(one.identity, ""),
-    )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tapeline.attempt.cadence import Cadence, interval_controller
 from tapeline.attempt.course import Course, RolledBack, begins_before, read_passed_over
-from tapeline.attempt.ending import ORDERLY, evidence_of, how_of
+from tapeline.attempt.ending import ORDERLY, RunResult, evidence_of, how_of
 from tapeline.attempt.keeper import Copies, Follower, Keeper, copying
 from tapeline.attempt.losses import LossHook
 from tapeline.attempt.meter import KernelHooks, StepMeter
@@ -20,7 +20,6 @@ from tapeline.attempt.observer import Observer
 from tapeline.attempt.origin import Origin, restore, run_identity
 from tapeline.attempt.parts import Parts
 from tapeline.attempt.promise import Promise
-from tapeline.attempt.result import RunResult
 from tapeline.attempt.stopping import Stopping
 from tapeline.attempt.watching import Watching
 from tapeline.checkpoint import Checkpointer, Ranks, Shelf, State, part_sha256
