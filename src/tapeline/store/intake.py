@@ -6,14 +6,14 @@ Does not cover how the session is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
 
 from tapeline.errors import StoreError
-from tapeline.session import BoolArray, Session, SessionKey
+from tapeline.session import BoolArray, Int64Array, Session, SessionKey
 from tapeline.store.formats import arrays_of, content_hash
 from tapeline.store.layout import SessionEntry, StoreIndex
 
@@ -75,8 +75,8 @@ class Intake:
         if list(session.columns) != self.columns:
             raise StoreError(
                 f"session {session.key}",
-                expected=f"the {len(self.columns)} columns of {first}: {_some(self.columns)}",
-                found=f"{len(session.columns)}: {_some(list(session.columns))}",
+                expected=f"the {len(self.columns)} columns of {first}: {some(self.columns)}",
+                found=f"{len(session.columns)}: {some(session.columns)}",
                 fix="Write sessions of other columns to a store of their own",
             )
         wanted = ["values", *self.beside]
@@ -136,7 +136,8 @@ class Intake:
         return valid & finite
 
 
-def _some(names: list[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """The first few of many names."""
     return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
@@ -172,11 +173,11 @@ def _entry(session: Session, offset: int, valid: BoolArray) -> SessionEntry:
         offset=offset,
         origin=session.origin,
         xxh3={name: content_hash(array) for name, array in arrays_of(session).items()},
-        invalid=ranges(~valid),
+        invalid=list(zip(*(edge.tolist() for edge in runs_of(~valid)), strict=True)),
     )
 
 
-def ranges(mask: BoolArray) -> list[tuple[int, int]]:
-    """The runs of True in `mask` as `[start, stop)` pairs."""
+def runs_of(mask: BoolArray) -> tuple[Int64Array, Int64Array]:
+    """Where the runs of True in a mask start and stop."""
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    return edges[::2], edges[1::2]

@@ -14,6 +14,7 @@ from tapeline.errors import StoreError
 from tapeline.session import BoolArray, Float32Array, Int64Array, Session, SessionKey
 from tapeline.store.cache import cached_reader
 from tapeline.store.formats import READERS, Reader
+from tapeline.store.intake import some
 from tapeline.store.layout import EVERY_FORMAT, INDEX, StoreIndex, check_format
 from tapeline.store.place import Place, Root, folder_of, is_remote, place_of
 from tapeline.store.recover import put_back
@@ -103,10 +104,9 @@ class Shards:
         """
         if name not in self.columns:
             nearest = difflib.get_close_matches(str(name), self.columns, n=1)
-            some = ", ".join(self.columns[:4]) + (", …" if len(self.columns) > 4 else "")
             raise StoreError(
                 self.folder,
-                expected=f"one of its {len(self.columns)} columns ({some})",
+                expected=f"one of its {len(self.columns)} columns ({some(self.columns)})",
                 found=f"`{name}`",
                 fix=(
                     f"Write `{nearest[0]}`, the nearest"

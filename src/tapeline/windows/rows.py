@@ -16,6 +16,7 @@ import numpy as np
 from tapeline.errors import WindowError
 from tapeline.session import BoolArray, Int64Array, SessionKey
 from tapeline.store import Shards
+from tapeline.store.intake import runs_of, some
 
 NanPolicy = Literal["skip-window", "error"]
 Chosen = Iterable[int] | Callable[[SessionKey], bool] | None
@@ -97,7 +98,7 @@ def select(
         if values is not None and (unknown := sorted(values - known)):
             raise WindowError(
                 f"{name} {unknown[0]}",
-                expected=f"one of the store's {len(known)}: {_some(sorted(known))}",
+                expected=f"one of the store's {len(known)}: {some(sorted(known))}",
                 found="none of that name",
                 fix="Look at them with `tapeline store info`",
             )
@@ -173,7 +174,7 @@ def usable_runs(shards: Shards, chosen: BoolArray, policy: RowPolicy) -> Stages:
         if policy.max_age_ns is not None:
             ages = shards.age_ns(number)
             assert ages is not None
-            runs = _runs_of(shards.valid(number) & (ages <= policy.max_age_ns))
+            runs = runs_of(shards.valid(number) & (ages <= policy.max_age_ns))
         fresh.append(runs)
         times = shards.times(number)
         if times is not None and len(gaps := gap_rows(times, policy.max_gap_ns)):
@@ -236,11 +237,6 @@ def _valid_runs(shards: Shards, number: int, policy: RowPolicy) -> tuple[Int64Ar
     return starts[stops > starts], stops[stops > starts]
 
 
-def _runs_of(mask: BoolArray) -> tuple[Int64Array, Int64Array]:
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return edges[::2], edges[1::2]
-
-
 def _cut(starts: Int64Array, stops: Int64Array, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
     """The runs, each cut before those of `rows` that lie inside it."""
     run = np.searchsorted(starts, rows, side="left") - 1
@@ -253,7 +249,3 @@ def _table(numbers: Int64Array, runs: list[tuple[Int64Array, Int64Array]]) -> Ru
     stops = [stop for _, stop in runs] or [_NO_ROWS]
     sessions = np.repeat(numbers, [len(start) for start, _ in runs])
     return Runs(sessions, np.concatenate(starts), np.concatenate(stops))
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
