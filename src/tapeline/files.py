@@ -27,13 +27,27 @@ ASIDE = ".aside-"  # marks what is still being written; never a part of anything
 _CHUNK_BYTES = 1 << 20
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable (new, renamed and deleted ones)."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """Put a file's bytes on the disk, or a folder's names (new, renamed and deleted ones)."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder such that a power cut can't lose it with what is put in it.
+
+    Returns:
+        What was missing of it and of those above it, the lowest first.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        fsync_path(path.parent)
+    return missing
 
 
 def aside(path: Path) -> Path:
@@ -59,7 +73,7 @@ def atomic_open(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_folder(path.parent)
+    fsync_path(path.parent)
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
@@ -87,17 +101,13 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         yield temporary
         for file in sorted(temporary.rglob("*")):
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        fsync_folder(temporary)
+            fsync_path(file)
+        fsync_path(temporary)
         if occupied:
             path.rename(old)
         temporary.rename(path)
         for folder in [path, *missing]:
-            fsync_folder(folder.parent)
+            fsync_path(folder.parent)
     except BaseException:
         if old.exists():  # give back what was there
             if path.exists():
@@ -154,7 +164,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        fsync_folder(path.parent)  # a synced record is lost if the name of its file is
+        fsync_path(path.parent)  # a synced record is lost if the name of its file is
         self._stream = path.open("r+b")
         _cut_torn_tail(self._stream)
         self._stream.seek(0, os.SEEK_END)

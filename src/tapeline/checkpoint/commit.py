@@ -47,7 +47,7 @@ from tapeline.checkpoint.manifest import (
 )
 from tapeline.checkpoint.snapshot import Image
 from tapeline.errors import CheckpointError
-from tapeline.files import ASIDE, aside, fsync_folder
+from tapeline.files import ASIDE, aside, fsync_path
 
 MANIFEST = "manifest.json"
 # Also the only names that are ever deleted from a commit's folder, beside what is `.aside-`.
@@ -77,7 +77,7 @@ def write_commit(folder: Path, files: Mapping[str, Content], about: About) -> Ma
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    fsync_folder(folder.parent)
+    fsync_path(folder.parent)
     return manifest
 
 
@@ -236,7 +236,7 @@ def put_file(folder: Path, name: str, source: Content) -> FileEntry:
     with path.open("xb") as stream:
         entry = _write_file(stream, source)
         os.fsync(stream.fileno())
-    fsync_folder(folder)
+    fsync_path(folder)
     if isinstance(source, Image):
         check_file(path, entry)
     return entry
@@ -253,14 +253,14 @@ def put_manifest(attempt: Path, folder: Path, manifest: Manifest) -> None:
         stream.write(manifest.render().encode())
         stream.flush()
         os.fsync(stream.fileno())
-    fsync_folder(attempt)
+    fsync_path(attempt)
     if attempt == folder:
         written.replace(folder / MANIFEST)
-        fsync_folder(folder)
+        fsync_path(folder)
         delete_unnamed(folder)
     else:
         attempt.rename(folder)
-        fsync_folder(folder.parent)
+        fsync_path(folder.parent)
 
 
 def _replace(folder: Path, files: Mapping[str, Content], about: About) -> Manifest:
@@ -269,7 +269,7 @@ def _replace(folder: Path, files: Mapping[str, Content], about: About) -> Manife
     try:
         manifest = _write_all(folder, stored, written.name, about)
         written.replace(folder / MANIFEST)
-        fsync_folder(folder)
+        fsync_path(folder)
     finally:
         delete_unnamed(folder)
     return manifest

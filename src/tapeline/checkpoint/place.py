@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from tapeline.errors import CheckpointError, StoreError
-from tapeline.files import aside, atomic_open, fsync_folder
+from tapeline.files import aside, atomic_open, fsync_path, make_folder
 from tapeline.store import place as store
 
 
@@ -87,14 +87,14 @@ class Folder(Place):
     def put(self, name: str, source: Path) -> None:
         """Copy aside and rename."""
         with self._told():
-            self._make(name)
+            make_folder((self._path / name).parent)
             with source.open("rb") as original, atomic_open(self._path / name) as copy:
                 shutil.copyfileobj(original, copy, 1 << 20)
 
     def put_once(self, name: str, data: bytes) -> None:
         """Write aside and link: unlike a rename, that fails where something is."""
         with self._told():
-            self._make(name)
+            make_folder((self._path / name).parent)
             path = self._path / name
             written = aside(path)
             try:
@@ -105,20 +105,13 @@ class Folder(Place):
                 path.hardlink_to(written)
             finally:
                 written.unlink(missing_ok=True)
-            fsync_folder(path.parent)
+            fsync_path(path.parent)
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[IO[bytes]]:
         """A file to read."""
         with self._told(), (self._path / name).open("rb") as stream:
             yield stream
-
-    def _make(self, name: str) -> None:
-        folder = (self._path / name).parent
-        missing = [f for f in (folder, *folder.parents) if not f.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        for made in missing:
-            fsync_folder(made.parent)
 
 
 class Objects(Place):

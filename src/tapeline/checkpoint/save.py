@@ -22,7 +22,7 @@ from tapeline.checkpoint.manifest import METRIC, About, Manifest
 from tapeline.checkpoint.state import State, capture_state
 from tapeline.clock import SystemClock
 from tapeline.errors import CheckpointError
-from tapeline.files import ASIDE, canonical_json, fsync_folder
+from tapeline.files import ASIDE, canonical_json, make_folder
 
 
 def save_checkpoint(
@@ -110,7 +110,7 @@ def prepare(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise _occupied(folder, "a file")
     if not folder.is_dir():
-        _make_durably(folder.parent)
+        make_folder(folder.parent)
     elif is_foreign(folder):
         raise _occupied(folder, "a folder with other files")
 
@@ -127,14 +127,6 @@ def disk_errors_told(folder: Path) -> Iterator[None]:
             found=error.strerror or str(error),
             fix="Make room or choose another folder; earlier checkpoints are as they were",
         ) from error
-
-
-def _make_durably(folder: Path) -> None:
-    """Make missing folders such that a power cut can't lose them with what is put in them."""
-    if not folder.exists():
-        _make_durably(folder.parent)
-        folder.mkdir()
-        fsync_folder(folder.parent)
 
 
 def sweep(folder: Path) -> None:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from tapeline.errors import StoreError
-from tapeline.files import ASIDE, atomic_write, fsync_folder
+from tapeline.files import ASIDE, atomic_write, fsync_path, make_folder
 
 Root = Path | str
 _FILE: Final = "file://"
@@ -138,15 +138,11 @@ class Folder(Place):
         """Sync each file, then each folder on the way to it."""
         paths = [self._path / name for name in names]
         for path in paths:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            fsync_path(path)
         on_the_way = {above for path in paths for above in path.parents}
         for above in sorted(on_the_way, reverse=True):
             if above == self._path or self._path in above.parents:
-                fsync_folder(above)
+                fsync_path(above)
 
     def commit(self, name: str, data: bytes) -> None:
         """Write aside and rename."""
@@ -365,10 +361,7 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
         BlockingIOError: another process holds the lock, and `wait` is off.
     """
     while True:
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in made:  # what is written into them is lost if their names are
-            fsync_folder(path.parent)
+        made = make_folder(folder)
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 
-from tapeline.files import fsync_folder
+from tapeline.files import fsync_path
 from tapeline.store.layout import INDEX
 from tapeline.store.place import Folder, Place
 
@@ -48,5 +48,5 @@ def _put_back(place: Folder) -> None:
         if (path / _MARK).exists() and (path / INDEX).exists():
             path.rename(place.folder)
             place.remove([_MARK])
-            fsync_folder(place.folder.parent)
+            fsync_path(place.folder.parent)
             return
