@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -287,7 +288,7 @@ def test_what_waits_for_the_drain_is_not_deleted(tmp_path: Path):
             return super().copy(folder)
 
     tier = SlowTier(tmp_path / "far")
-    with Drain(tier, lambda *_: None) as drain:
+    with contextlib.closing(Drain(tier, lambda *_: None)) as drain:
         checkpoints = Checkpointer(tmp_path / "near", keep=1, drain=drain)
         checkpoints.save(state_at(1), durable=True)
         assert copying.wait(30)

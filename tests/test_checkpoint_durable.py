@@ -359,7 +359,7 @@ def test_the_drain_copies_in_order_and_never_holds_up_the_loop(tmp_path: Path, c
     tier, gate, done = DurableTier(tmp_path / "far"), threading.Event(), []
     really = tier.copy
     tier.copy = lambda folder: (gate.wait(), really(folder))[1]  # type: ignore[method-assign]
-    with Drain(tier, lambda folder, _: done.append(folder)) as drain:
+    with contextlib.closing(Drain(tier, lambda folder, _: done.append(folder))) as drain:
         for folder in commits:
             drain.submit(folder)
         assert drain.pending == tuple(commits)
@@ -564,7 +564,7 @@ def test_copies_that_a_run_passed_over_push_nothing_out(tmp_path: Path):
 def test_the_drain_keeps_to_the_rule(tmp_path: Path):
     folders = line_of_copies(tmp_path / "run", {1: None, 2: None, 3: None})
     tier = DurableTier(tmp_path / "far", Retention(last=2))
-    with Drain(tier, lambda *_: None) as drain:
+    with contextlib.closing(Drain(tier, lambda *_: None)) as drain:
         for folder in folders:
             drain.submit(folder)
     assert tier.steps() == [3, 2]

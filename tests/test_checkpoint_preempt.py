@@ -147,19 +147,6 @@ def test_ranks_agree_at_the_same_boundary():
     ]
 
 
-def test_the_grace_period_runs_from_the_signal():
-    clock = FakeClock()
-    with guard(clock=clock) as stop:
-        clock.advance(100 * SECOND)
-        assert stop.remaining_s() == 30.0
-        os.kill(os.getpid(), signal.SIGTERM)
-        clock.advance(12 * SECOND)
-        assert stop.remaining_s() == 18.0
-        os.kill(os.getpid(), signal.SIGTERM)
-        clock.advance(20 * SECOND)
-        assert stop.remaining_s() == -2.0
-
-
 def test_a_save_that_would_not_fit_is_told_in_advance_and_once():
     said: list[str] = []
     stop = guard(warn=said.append)

@@ -53,31 +53,40 @@ def run_identity(record: Mapping[str, Any]) -> str:
 
 def local_candidates(shelf: Shelf) -> list[Candidate]:
     """The local tier; only the manifests have been read."""
-    found = []
-    for step in shelf.steps():
-        path = shelf.path(step)
-        try:
-            manifest = shelf.manifest(step)
-        except CheckpointError as error:
-            found.append(Candidate(step, 0, str(path), "", "local", str(path), str(error)))
-            continue
-        identity = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
-        found.append(_candidate(step, identity, manifest.metadata, "local", str(path)))
-    return found
+
+    def read(step: int) -> tuple[str, Mapping[str, Any]]:
+        manifest = shelf.manifest(step)
+        raw = (shelf.path(step) / MANIFEST).read_bytes()
+        return hashlib.sha256(raw).hexdigest(), manifest.metadata
+
+    return _candidates("local", {step: str(shelf.path(step)) for step in shelf.steps()}, read)
 
 
 def durable_candidates(tier: DurableTier) -> list[Candidate]:
     """The durable tier; only the markers have been read."""
+
+    def read(step: int) -> tuple[str, Mapping[str, Any]]:
+        marker = tier.marker(step)
+        return marker.files[MANIFEST].sha256, marker.metadata
+
+    return _candidates("durable", {step: tier.place(step) for step in tier.steps()}, read)
+
+
+def _candidates(
+    tier: Literal["durable", "local"],
+    places: Mapping[int, str],
+    read: Callable[[int], tuple[str, Mapping[str, Any]]],
+) -> list[Candidate]:
+    """Those of these steps; `read` gives identity and metadata of one."""
     found = []
-    for step in tier.steps():
-        place = tier.place(step)
+    for step, place in places.items():
         try:
-            marker = tier.marker(step)
+            identity, metadata = read(step)
         except CheckpointError as error:
-            found.append(Candidate(step, 0, place, "", "durable", place, str(error)))
+            found.append(Candidate(step, 0, place, "", tier, place, str(error)))
             continue
-        identity = marker.files[MANIFEST].sha256
-        found.append(_candidate(step, identity, marker.metadata, "durable", place))
+        attempt, run = metadata.get("attempt", 0), metadata.get("run", "nobody")
+        found.append(Candidate(step, int(attempt), identity, str(run), tier, place))
     return found
 
 
@@ -215,17 +224,6 @@ class _Search:
         if path.exists():  # the damaged one that made us fetch it
             path.rename(aside(path))
         fetched.rename(path)
-
-
-def _candidate(
-    step: int,
-    identity: str,
-    metadata: Mapping[str, Any],
-    tier: Literal["durable", "local"],
-    place: str,
-) -> Candidate:
-    attempt, run = metadata.get("attempt", 0), metadata.get("run", "nobody")
-    return Candidate(step, int(attempt), identity, str(run), tier, place)
 
 
 def _skipped(choice: Choice, candidates: list[Candidate]) -> tuple[Skipped, ...]:

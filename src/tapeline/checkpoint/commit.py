@@ -50,6 +50,7 @@ from tapeline.errors import CheckpointError
 from tapeline.files import ASIDE, aside, fsync_path
 
 MANIFEST = "manifest.json"
+STEP_FOLDER = re.compile(r"step-(\d{8,})")  # how the folder of a step's checkpoint is called
 # Also the only names that are ever deleted from a commit's folder, beside what is `.aside-`.
 _DATA_NAME = re.compile(r"rank-\d+(\.\d+)?\.safetensors")
 _USE_ANOTHER = "Use another checkpoint"
@@ -196,6 +197,11 @@ def is_foreign(folder: Path) -> bool:
         ours = [n for n in names if n == MANIFEST or n.startswith(ASIDE) or _DATA_NAME.fullmatch(n)]
         return len(ours) < len(names)
     return False
+
+
+def step_folder(step: int) -> str:
+    """The name of the folder of a step's checkpoint."""
+    return f"step-{step:08d}"
 
 
 def is_occupied(folder: Path) -> bool:

@@ -68,12 +68,6 @@ class Drain:
         self._thread.join()
         self.raise_failure()
 
-    def __enter__(self) -> Drain:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _run(self) -> None:
         while (folder := self._queue.get()) is not None:
             try:

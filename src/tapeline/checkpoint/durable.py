@@ -24,7 +24,6 @@ import contextlib
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any, Final, Literal
@@ -32,7 +31,7 @@ from typing import IO, Annotated, Any, Final, Literal
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field
 
-from tapeline.checkpoint.commit import MANIFEST, read_manifest, verify
+from tapeline.checkpoint.commit import MANIFEST, STEP_FOLDER, read_manifest, step_folder, verify
 from tapeline.checkpoint.manifest import METRIC
 from tapeline.checkpoint.place import place_at
 from tapeline.checkpoint.retain import Held, Retention, to_delete
@@ -43,7 +42,6 @@ from tapeline.files import ASIDE, atomic_folder, canonical_json
 MARKER = "durable.json"
 _FORMAT: Final = "tapeline durable copy"
 _SELF_HASH = "marker_sha256"
-_FOLDER = re.compile(r"step-(\d{8,})")
 _CHUNK_BYTES = 1 << 20
 
 
@@ -135,7 +133,7 @@ class DurableTier:
         marker = self._marker(step)
         if marker is None:
             raise CheckpointError(
-                f"{self._place}/{_name(step)}/{MARKER}",
+                f"{self._place}/{step_folder(step)}/{MARKER}",
                 expected="a marker",
                 found="none: the step was not copied, or not to its end",
                 fix="Use another step",
@@ -144,7 +142,7 @@ class DurableTier:
 
     def place(self, step: int) -> str:
         """Where the copy of a step lies, or would."""
-        return f"{self._place}/{_name(step)}"
+        return f"{self._place}/{step_folder(step)}"
 
     def steps(self) -> list[int]:
         """The steps that have a marker, the highest first."""
@@ -237,7 +235,7 @@ class DurableTier:
                 self._damaged.add(newest)
                 raise
         for step in steps:
-            name = _name(step)
+            name = step_folder(step)
             self._place.remove([f"{name}/{MARKER}"])
             self._place.remove(self._place.sizes(name))
         return steps
@@ -254,7 +252,7 @@ class DurableTier:
 
         def is_stray(name: str) -> bool:
             folder, _, file = name.rpartition("/")
-            match = _FOLDER.fullmatch(folder)
+            match = STEP_FOLDER.fullmatch(folder)
             if not match or folder in here or int(match[1]) >= max(steps, default=0):
                 return False
             return int(match[1]) not in steps or file.startswith(ASIDE)
@@ -262,7 +260,7 @@ class DurableTier:
         self._place.remove([name for name in names if is_stray(name)])
 
     def _put(self, marker: Marker, folder: Path) -> Marker:
-        name = _name(marker.step)
+        name = step_folder(marker.step)
         if (there := self._existing(marker)) is not None:
             return there
         for file in marker.files:
@@ -294,7 +292,7 @@ class DurableTier:
 
     def _marker(self, step: int) -> Marker | None:
         """The marker of a step, itself checked byte by byte; None if there is none."""
-        name = f"{_name(step)}/{MARKER}"
+        name = f"{step_folder(step)}/{MARKER}"
         try:
             raw = self._place.read(name)
         except FileNotFoundError:
@@ -321,7 +319,7 @@ class DurableTier:
             return None
         if there.content_sha256 != marker.content_sha256:
             raise CheckpointError(
-                f"{self._place}/{_name(marker.step)}",
+                f"{self._place}/{step_folder(marker.step)}",
                 expected=f"content with sha256 {marker.content_sha256}, or no copy of the step",
                 found=there.content_sha256,
                 fix="Copy to another root: a durable copy is never overwritten",
@@ -330,7 +328,7 @@ class DurableTier:
 
     def _checked(self, marker: Marker, file: str) -> Iterator[bytes]:
         """The bytes of a file of a copy; raises at its end if they are not what was copied."""
-        name = f"{_name(marker.step)}/{file}"
+        name = f"{step_folder(marker.step)}/{file}"
         entry = marker.files[file]
         digest = hashlib.sha256()
         size = 0
@@ -378,12 +376,8 @@ def _describe(folder: Path) -> Marker:
 def _marked(names: Iterable[str]) -> list[int]:
     """The steps that have a marker among these files, the highest first."""
     split = [name.split("/") for name in names]
-    matches = [_FOLDER.fullmatch(name[0]) for name in split if name[1:] == [MARKER]]
+    matches = [STEP_FOLDER.fullmatch(name[0]) for name in split if name[1:] == [MARKER]]
     return sorted((int(match[1]) for match in matches if match), reverse=True)
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
 
 
 def _chunks(stream: IO[bytes]) -> Iterator[bytes]:

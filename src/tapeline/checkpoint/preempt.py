@@ -20,7 +20,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from tapeline.clock import Clock, SystemClock
@@ -30,7 +30,6 @@ from tapeline.errors import CheckpointError
 EXIT_PREEMPTED = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _NOTICE_POLL_NS = 1_000_000_000  # a look at a network file system takes longer than a short step
-_NS = 1e9
 
 
 class Preempted(SystemExit):
@@ -58,7 +57,7 @@ class PreemptionGuard:
             one rank alone.
         warn: called once with a sentence when a save would not fit the grace period, and again
             after it did and no longer does.
-        clock: for the grace period.
+        clock: for how often the file is looked for.
 
     Raises:
         CheckpointError: on entry, outside the main thread; `grace_s` is not above 0.
@@ -87,7 +86,6 @@ class PreemptionGuard:
         self._clock = clock or SystemClock()
         self._before: dict[signal.Signals, Any] = {}
         self._reason: str | None = None
-        self._noticed_ns = 0
         self._polled_ns: int | None = None
         self._fits = True
 
@@ -103,12 +101,7 @@ class PreemptionGuard:
             self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             # None stands for one that was not set from Python, and can't be put back from it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -129,12 +122,6 @@ class PreemptionGuard:
         if agreed and self._reason is None:
             self._note("a notice to another rank")
         return agreed
-
-    def remaining_s(self) -> float:
-        """Seconds left of the grace period; all of it before a notice, below 0 after its end."""
-        if self._reason is None:
-            return self._grace_s
-        return self._grace_s - (self._clock.monotonic_ns() - self._noticed_ns) / _NS
 
     def measured(self, *, save_s: float, poll_s: float) -> None:
         """Take a save's time until it is durable, and the longest time between two questions.
@@ -158,7 +145,6 @@ class PreemptionGuard:
 
     def _note(self, reason: str) -> None:
         if self._reason is None:
-            self._noticed_ns = self._clock.monotonic_ns()
             self._reason = reason
 
     def _poll_file(self) -> None:

@@ -16,7 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tapeline.checkpoint.commit import check_metadata, read_manifest, verify
+from tapeline.checkpoint.commit import (
+    STEP_FOLDER,
+    check_metadata,
+    read_manifest,
+    step_folder,
+    verify,
+)
 from tapeline.checkpoint.load import load_state
 from tapeline.checkpoint.manifest import METRIC, Manifest, hash_of
 from tapeline.checkpoint.place import place_at
@@ -28,8 +34,7 @@ from tapeline.errors import CheckpointError
 from tapeline.files import ASIDE, aside
 from tapeline.world import World
 
-_STEP_NAME = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(rf"{re.escape(ASIDE)}step-(\d{{8,}})\.")
+_LEFTOVER = re.compile(rf"{re.escape(ASIDE)}{STEP_FOLDER.pattern}\.")
 
 
 @dataclass(frozen=True)
@@ -83,13 +88,13 @@ class Shelf:
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies, or would."""
-        return self.folder / f"step-{step:08d}"
+        return self.folder / step_folder(step)
 
     def steps(self) -> list[int]:
         """Steps that have a folder, the highest first, whatever is in it."""
         if not self.folder.is_dir():
             return []
-        matches = [_STEP_NAME.fullmatch(path.name) for path in self.folder.iterdir()]
+        matches = [STEP_FOLDER.fullmatch(path.name) for path in self.folder.iterdir()]
         steps = {int(match[1]) for match in matches if match}
         return sorted((step for step in steps if self.path(step).is_dir()), reverse=True)
 
