@@ -10,6 +10,7 @@ survives a power cut: a rename may otherwise reach the disk before the bytes it 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -127,6 +128,16 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 def canonical_json(value: Any) -> str:
     """`value` as JSON with sorted keys and no spaces: equal values, equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def xxh3_json(value: Any) -> str:
+    """The xxh3-128 of `value` as canonical JSON, in hexadecimal."""
+    return xxhash.xxh3_128_hexdigest(canonical_json(value).encode())
+
+
+def sha256_json(value: Any) -> str:
+    """The sha256 of `value` as canonical JSON, in hexadecimal."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def xxh3_file(path: Path) -> str:

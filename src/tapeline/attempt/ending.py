@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from tapeline.attempt.course import RolledBack
 from tapeline.checkpoint import Skipped
 from tapeline.checkpoint.preempt import Preempted
 from tapeline.errors import LedgerError
-from tapeline.files import canonical_json
+from tapeline.files import sha256_json
 from tapeline.ledger import Account, account_of
 
 _EXIT_FINDING = 1
@@ -77,7 +76,7 @@ class RunResult:
     @property
     def state_sha256(self) -> str:
         """Over all state after the last step, as `checkpoint.state_sha256` has it."""
-        return hashlib.sha256(canonical_json(self.part_sha256).encode()).hexdigest()
+        return sha256_json(self.part_sha256)
 
     def account(self) -> Account | None:
         """Where the time of all lives went; None where the ledgers don't tell.

@@ -42,12 +42,11 @@ from tapeline.checkpoint.manifest import (
     About,
     FileEntry,
     Manifest,
-    hash_of,
     text_of,
 )
 from tapeline.checkpoint.snapshot import Image
 from tapeline.errors import CheckpointError
-from tapeline.files import ASIDE, aside, fsync_path
+from tapeline.files import ASIDE, aside, fsync_path, xxh3_json
 
 MANIFEST = "manifest.json"
 STEP_FOLDER = re.compile(r"step-(\d{8,})")  # how the folder of a step's checkpoint is called
@@ -123,7 +122,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     claimed = fields.pop(SELF_HASH, None)
     try:
-        actual = hash_of(fields)
+        actual = xxh3_json(fields)
     except ValueError as error:  # a digit that became an `e` can make a number infinite
         raise damaged(path, "finite numbers", f"what can't be written again ({error})") from error
     # The text is compared, hash and all: JSON leaves room for bytes that don't change the fields.

@@ -37,7 +37,7 @@ from tapeline.checkpoint.place import place_at
 from tapeline.checkpoint.retain import Held, Retention, to_delete
 from tapeline.checkpoint.tags import Tags
 from tapeline.errors import CheckpointError
-from tapeline.files import ASIDE, atomic_folder, canonical_json
+from tapeline.files import ASIDE, atomic_folder, sha256_json
 
 MARKER = "durable.json"
 _FORMAT: Final = "tapeline durable copy"
@@ -69,7 +69,7 @@ class Marker(BaseModel):
     def content_sha256(self) -> str:
         """Over the data alone: a state saved again has another manifest, of another time."""
         hashes = sorted(file.sha256 for name, file in self.files.items() if name != MANIFEST)
-        return _sha256(canonical_json(hashes))
+        return sha256_json(hashes)
 
     @property
     def total_bytes(self) -> int:
@@ -79,7 +79,7 @@ class Marker(BaseModel):
     def render(self) -> bytes:
         """The text of `durable.json`: the fields and a hash over them."""
         fields = self.model_dump()
-        fields[_SELF_HASH] = _sha256(canonical_json(fields))
+        fields[_SELF_HASH] = sha256_json(fields)
         return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
 
 
@@ -383,7 +383,3 @@ def _marked(names: Iterable[str]) -> list[int]:
 def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
     while chunk := stream.read(_CHUNK_BYTES):
         yield chunk
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -51,7 +51,7 @@ from tapeline.checkpoint.state import PARTS, State, tensor_bytes
 from tapeline.checkpoint.tree import DTYPE_NAMES
 from tapeline.checkpoint.votes import Ranks
 from tapeline.errors import CheckpointError
-from tapeline.files import aside, canonical_json
+from tapeline.files import aside, canonical_json, xxh3_json
 
 _REPLICATED = ("model", "optimizer")  # the same on all ranks where no tensor is cut
 _BY_RANK = PARTS - {"step"}
@@ -80,7 +80,7 @@ class Division:
         def mine() -> dict[str, Any]:
             refuse()
             digests = {part: _digest(state, part) for part in sorted(_BY_RANK)}
-            return {"step": state.step, "cut": _hash(_table(state)), "parts": digests}
+            return {"step": state.step, "cut": xxh3_json(_table(state)), "parts": digests}
 
         answers = self._ranks.loop.vote(mine)
         steps = [answer["step"] for answer in answers]
@@ -275,7 +275,3 @@ def _digest(state: State, part: str) -> str:
             digest.update(canonical_json([name, str(tensor.dtype), list(tensor.shape)]).encode())
             digest.update(tensor_bytes(tensor))
     return digest.hexdigest()
-
-
-def _hash(value: Any) -> str:
-    return xxhash.xxh3_128_hexdigest(canonical_json(value).encode())

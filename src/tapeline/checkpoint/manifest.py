@@ -12,10 +12,9 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-import xxhash
 from pydantic import BaseModel, ConfigDict, Field
 
-from tapeline.files import canonical_json
+from tapeline.files import xxh3_json
 
 FORMAT: Final = "tapeline checkpoint"
 VERSION: Final = 1
@@ -109,17 +108,12 @@ class Manifest(BaseModel):
             for key in ("ranks", "split", "block_bytes", "blocks_xxh3_128"):
                 if not entry.get(key, True):
                     del entry[key]
-        return text_of({**fields, SELF_HASH: hash_of(fields)})
+        return text_of({**fields, SELF_HASH: xxh3_json(fields)})
 
     @property
     def total_bytes(self) -> int:
         """Size of all data files."""
         return sum(entry.bytes for entry in self.files.values())
-
-
-def hash_of(fields: Mapping[str, Any]) -> str:
-    """The xxh3-128 of fields as canonical JSON."""
-    return xxhash.xxh3_128_hexdigest(canonical_json(fields).encode())
 
 
 def text_of(fields: Mapping[str, Any]) -> str:

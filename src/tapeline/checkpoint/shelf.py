@@ -24,14 +24,14 @@ from tapeline.checkpoint.commit import (
     verify,
 )
 from tapeline.checkpoint.load import load_state
-from tapeline.checkpoint.manifest import METRIC, Manifest, hash_of
+from tapeline.checkpoint.manifest import METRIC, Manifest
 from tapeline.checkpoint.place import place_at
 from tapeline.checkpoint.retain import Held, Retention, to_delete
 from tapeline.checkpoint.state import State
 from tapeline.checkpoint.tags import Tags
 from tapeline.checkpoint.votes import Ranks
 from tapeline.errors import CheckpointError
-from tapeline.files import ASIDE, aside
+from tapeline.files import ASIDE, aside, xxh3_json
 from tapeline.world import World
 
 _LEFTOVER = re.compile(rf"{re.escape(ASIDE)}{STEP_FOLDER.pattern}\.")
@@ -220,7 +220,7 @@ class Shelf:
         """Read a checkpoint into `found`; returns what must be equal on all ranks."""
         manifest = self.manifest(step)
         found.append((self.load_step(step, like=like, ranks=ranks), manifest))
-        return hash_of(manifest.model_dump())
+        return xxh3_json(manifest.model_dump())
 
     def entries(self) -> list[Entry]:
         """The committed checkpoints, newest first; those without a readable manifest left out."""

@@ -20,7 +20,7 @@ from tapeline.checkpoint.generators import capture_generators
 from tapeline.checkpoint.sharded import Share
 from tapeline.checkpoint.tree import Flattener, Json
 from tapeline.errors import CheckpointError
-from tapeline.files import canonical_json
+from tapeline.files import canonical_json, sha256_json
 
 PARTS = frozenset(
     ("step", "epoch", "model", "optimizer", "scheduler", "sampler", "extra", "generators")
@@ -134,7 +134,7 @@ def part_sha256(state: State) -> dict[str, str]:
 
 def state_sha256(state: State) -> str:
     """One hash of a whole state: equal for equal bits, whatever the order of its dicts."""
-    return hashlib.sha256(canonical_json(part_sha256(state)).encode()).hexdigest()
+    return sha256_json(part_sha256(state))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

@@ -3,12 +3,12 @@
 from tapeline.ingest.config import IngestConfig, Reading
 from tapeline.ingest.files import (
     Ingested,
-    check_out,
     distinct,
     ingest,
     ingest_parallel,
     ingest_part,
 )
+from tapeline.store.write import check_out
 
 __all__ = [
     "IngestConfig",

@@ -24,9 +24,9 @@ from tapeline.files import atomic_write
 from tapeline.ingest.config import Files, Reading
 from tapeline.session import Session
 from tapeline.store import append_shards, write_part, write_shards
-from tapeline.store.layout import check_format
 from tapeline.store.parts import PARTS
-from tapeline.store.place import Root, folder_of, is_remote, place_of
+from tapeline.store.place import Root, folder_of, is_remote
+from tapeline.store.write import check_out
 from tapeline.tape import TapeReport, derivations, derive, read_tape, reader_named
 
 Progress = Callable[[int, int], None]
@@ -217,16 +217,6 @@ def _check_same_job(tapes: Sequence[Files], root: Root, reading: Reading, num_pa
             found="others",
             fix=f"Give every part the same, or delete {job.parent}",
         )
-
-
-def check_out(root: Root, fmt: str) -> None:
-    """Refuse, before any file is read, what no store can be written as or where none can lie.
-
-    Raises:
-        StoreError: an unknown format, or a place that can't be made or written to.
-    """
-    check_format(fmt)
-    place_of(root, fmt).check_writable()
 
 
 def _read(

@@ -12,11 +12,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tapeline.errors import StoreError
-from tapeline.files import canonical_json
+from tapeline.files import canonical_json, xxh3_json
 from tapeline.session import BoolArray, Session, SessionKey
 from tapeline.store.place import Place
 
@@ -79,7 +78,7 @@ class SessionEntry(_Frozen):
     def digest(self, columns: list[str]) -> str:
         """The xxh3-128 of all that the session is, wherever in a store it lies."""
         content = self.model_dump(mode="json", exclude={"offset"})
-        return xxhash.xxh3_128_hexdigest(canonical_json([columns, content]).encode())
+        return xxh3_json([columns, content])
 
 
 class StoreIndex(_Frozen):
@@ -119,11 +118,11 @@ class StoreIndex(_Frozen):
     def _fingerprint(self, sessions: list[SessionEntry]) -> str:
         told = self.model_copy(update={"sessions": sessions})
         content = told.model_dump(mode="json", include={"columns", "sessions"})
-        return xxhash.xxh3_128_hexdigest(canonical_json(content).encode())
+        return xxh3_json(content)
 
     def digest(self) -> str:
         """The hash of the index over itself."""
-        return xxhash.xxh3_128_hexdigest(canonical_json(self.model_dump(mode="json")).encode())
+        return xxh3_json(self.model_dump(mode="json"))
 
     def restore(self, number: int, load: Callable[[str], npt.NDArray[Any]]) -> Session:
         """One session as it was written; `load` gives its arrays by name."""
@@ -188,6 +187,6 @@ class StoreIndex(_Frozen):
         values = json.loads(content)
         written = values.pop("xxh3")
         index = cls.model_validate(values)
-        if written != xxhash.xxh3_128_hexdigest(canonical_json(values).encode()):
+        if written != xxh3_json(values):
             raise ValueError("the hash of the index over itself differs")
         return index

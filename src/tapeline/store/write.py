@@ -62,12 +62,20 @@ def write_shards(
         return _write(sessions, root, fmt, nan, replace=replace)
 
 
+def check_out(root: Root, fmt: str) -> None:
+    """Refuse, before anything is read, what no store can be written as or where none can lie.
+
+    Raises:
+        StoreError: an unknown format, or a place that can't be made or written to.
+    """
+    check_format(fmt)
+    place_of(root, fmt).check_writable()
+
+
 @contextlib.contextmanager
 def _locked(root: Root, fmt: str) -> Iterator[None]:
-    check_format(fmt)
-    place = place_of(root, fmt)
-    place.check_writable()
-    with place.locked():
+    check_out(root, fmt)
+    with place_of(root, fmt).locked():
         yield
 
 

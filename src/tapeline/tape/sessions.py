@@ -255,6 +255,23 @@ class Calendar(_Listed):
         return spans
 
 
+def markets_module(name: str, where: object) -> Any:
+    """A module of the extra `markets`, imported when it is needed.
+
+    Raises:
+        TapeError: it isn't installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise TapeError(
+            where,
+            expected="the packages of the extra `markets`",
+            found=f"no {error.name}",
+            fix='Install them with `pip install "tapeline[markets]"`',
+        ) from None
+
+
 def utc_date(time_ns: int) -> date:
     """The UTC date of a time."""
     return datetime.fromtimestamp(time_ns // _SECOND_NS, UTC).date()
@@ -312,15 +329,7 @@ def _bad_hours(found: str) -> TapeError:
 
 
 def _find_calendar(name: str) -> Any:
-    try:
-        calendars = importlib.import_module("pandas_market_calendars")
-    except ModuleNotFoundError as error:
-        raise TapeError(
-            f"calendar {name}",
-            expected="the packages of the extra `markets`",
-            found=f"no {error.name}",
-            fix='Install them with `pip install "tapeline[markets]"`',
-        ) from None
+    calendars = markets_module("pandas_market_calendars", f"calendar {name}")
     try:
         return calendars.get_calendar(name)
     except (RuntimeError, KeyError, ValueError):

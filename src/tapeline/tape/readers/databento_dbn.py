@@ -9,7 +9,6 @@ Does not cover: what the records mean, and DBZ, the format before DBN.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +28,7 @@ from tapeline.tape.readers.databento_records import (
 )
 from tapeline.tape.readers.text import Unreadable, open_stream
 from tapeline.tape.readers.times import are_possible
+from tapeline.tape.sessions import markets_module
 
 DBN: Final = b"DBN"
 _LAYOUTS: Final = {"mbo": (0xA0, MBO), "mbp-1": (1, mbp(1)), "mbp-10": (10, mbp(10))}
@@ -127,15 +127,7 @@ def _metadata_bytes(stream: Any) -> bytes:
 
 
 def _metadata(path: Path) -> Any:
-    try:
-        package = importlib.import_module("databento_dbn")
-    except ModuleNotFoundError as error:
-        raise TapeError(
-            path,
-            expected="the packages of the extra `markets`",
-            found=f"no {error.name}",
-            fix='Install them with `pip install "tapeline[markets]"`',
-        ) from None
+    package = markets_module("databento_dbn", path)
     with open_stream(path) as (_, stream):
         head = _metadata_bytes(stream)
     try:
