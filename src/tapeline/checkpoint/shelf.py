@@ -82,6 +82,7 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._tags = Tags(place_at(folder))
         self._verified: dict[int, Manifest] = {}
         self._given_up: set[int] = set()
         self._lock = threading.Lock()  # a save in the background looks at them too
@@ -248,15 +249,14 @@ class Shelf:
             CheckpointError: there is none of that step, the tag is no plain name, or is another
                 one's.
         """
-        tags = Tags(place_at(self.folder))
-        tags.check(tag)
+        self._tags.check(tag)
         self.manifest(step)
-        tags.add(tag, {"step": step})
+        self._tags.add(tag, {"step": step})
         self.manifest(step)  # a run may have deleted it between the two
 
     def tags(self) -> dict[str, int]:
         """Every tag with its step."""
-        return Tags(place_at(self.folder)).steps()
+        return self._tags.steps()
 
     def held(self) -> list[Held]:
         """What a retention rule weighs: every checkpoint is verified for it."""

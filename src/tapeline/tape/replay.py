@@ -20,7 +20,6 @@ said to be the last: nothing in between is ever shown.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from abc import ABC, abstractmethod
 from typing import Any, Final, NamedTuple
@@ -78,12 +77,6 @@ class Grid(NamedTuple):
     nums: Int64Array
 
 
-@functools.cache
-def _kernel() -> Any:
-    """The compiled loops: importing numba takes a second, which only books of events need."""
-    return importlib.import_module("tapeline.tape.kernel")
-
-
 class Replay(ABC):
     """Applies blocks of events to a book, and takes the rows of one session after the other.
 
@@ -93,7 +86,8 @@ class Replay(ABC):
 
     def __init__(self, options: GridOptions, policy: Policy, counts: Counts) -> None:
         assert options.step_ns is not None, "events have no rows of their own"
-        kernel = _kernel()
+        # Importing numba takes a second, which only books of events need.
+        self._kernel = kernel = importlib.import_module("tapeline.tape.kernel")
         num = max(16, _BUFFER_BYTES // (48 * options.depth)) + 1
         shape = (num, options.depth, 2)
         self._grid = Grid(
@@ -118,7 +112,7 @@ class Replay(ABC):
 
     def open(self, rows: Rows | None) -> None:
         """Begin a session; None for events outside every session, which no row shows."""
-        kernel, now = _kernel(), self._grid.now
+        kernel, now = self._kernel, self._grid.now
         self._rows = rows
         now[[kernel.HAS_HELD, kernel.NUM_EVENTS, kernel.NUM_SINCE_ROW]] = 0
         now[kernel.NEXT_NS] = _NEVER_NS
@@ -127,7 +121,7 @@ class Replay(ABC):
         """Apply a block whose times never step back, nor before the last one's."""
         if not len(block.times_ns):
             return
-        kernel, now = _kernel(), self._grid.now
+        kernel, now = self._kernel, self._grid.now
         if self._rows is not None and not now[kernel.NUM_EVENTS]:
             first_ns = int(block.times_ns[0])
             self._rows.begin(first_ns)
@@ -138,7 +132,7 @@ class Replay(ABC):
     def close(self, until_ns: int) -> None:
         """Take the rows up to `until_ns`."""
         if self._rows is not None:
-            kernel = _kernel()
+            kernel = self._kernel
             if self._grid.now[kernel.NUM_EVENTS]:
                 while code := kernel.advance(self._book, self._grid, until_ns + 1):
                     self._help(code, until_ns + 1)
@@ -147,8 +141,7 @@ class Replay(ABC):
             self._tell()
         self._rows = None
 
-    @abstractmethod
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - an event of an order is complete by itself
         """Nothing follows on the tape."""
 
     @abstractmethod
@@ -157,13 +150,13 @@ class Replay(ABC):
 
     def _tell(self) -> None:
         """Hand over what the kernel has counted."""
-        for name, number in zip(_kernel().COUNTED, self._grid.counted.tolist(), strict=True):
+        for name, number in zip(self._kernel.COUNTED, self._grid.counted.tolist(), strict=True):
             setattr(self._counts, name, getattr(self._counts, name) + number)
         self._grid.counted[:] = 0
 
     def _help(self, code: int, time_ns: int) -> None:
         """Do what the kernel stopped for, before an event at `time_ns` or the session's end."""
-        kernel = _kernel()
+        kernel = self._kernel
         if code == kernel.LEVELS_FULL:
             self._book = self._book.grown()
             return
@@ -174,7 +167,7 @@ class Replay(ABC):
 
     def _flush(self, rows: Rows) -> None:
         """Hand over the rows that wait."""
-        kernel, grid = _kernel(), self._grid
+        kernel, grid = self._kernel, self._grid
         rows.next_ns = int(grid.now[kernel.NEXT_NS])
         num = int(grid.now[kernel.NUM_ROWS])
         if num:
@@ -208,16 +201,13 @@ class OrderReplay(Replay):
         super().__init__(options, policy, counts)
         if policy.stale_cross_s is not None:
             stale_ns = to_ns("stale_cross_s", policy.stale_cross_s)
-            self._grid.now[_kernel().STALE_NS] = stale_ns
+            self._grid.now[self._kernel.STALE_NS] = stale_ns
         self._orders = Orders.empty(1)
         self._ids: np.dtype[Any] = np.dtype(np.uint64)
 
-    def finish(self) -> None:
-        """Each event was complete."""
-
     def _apply(self, block: Block) -> None:
         assert isinstance(block, OrderEvents)
-        kernel = _kernel()
+        kernel = self._kernel
         ids = block.ids
         if ids.dtype.itemsize < 8 * self._orders.num_words:
             ids = ids.astype(self._ids)
@@ -237,7 +227,7 @@ class OrderReplay(Replay):
             setattr(self._counts, name, getattr(self._counts, name) + number)
 
     def _help(self, code: int, time_ns: int) -> None:
-        kernel, now = _kernel(), self._grid.now
+        kernel, now = self._kernel, self._grid.now
         if code == kernel.ORDERS_FULL:
             old = self._orders
             self._orders = Orders.empty(old.num_words, 2 * len(old.slots))
@@ -263,7 +253,7 @@ class OrderReplay(Replay):
                     evicted_ns=instant_ns,
                 )
             )
-            _kernel().take_off(self._book, self._orders.slots, at)
+            self._kernel.take_off(self._book, self._orders.slots, at)
             slot[WHOLE] = slot[BILLIONTHS] = 0
 
     def _stale_pair(self, latest_ns: int) -> tuple[int, ...]:
@@ -288,7 +278,7 @@ class LevelReplay(Replay):
 
     def _apply(self, block: Block) -> None:
         assert isinstance(block, LevelEvents)
-        kernel = _kernel()
+        kernel = self._kernel
         are_clears = np.array(block.are_clears, bool)
         events = (
             block.times_ns,
@@ -308,8 +298,8 @@ class LevelReplay(Replay):
 
     def finish(self) -> None:
         """The last update is whole."""
-        if self._grid.now[_kernel().LAST_NS] >= 0:
-            _kernel().count_state(self._book, self._grid)
+        if self._grid.now[self._kernel.LAST_NS] >= 0:
+            self._kernel.count_state(self._book, self._grid)
             self._tell()
 
 

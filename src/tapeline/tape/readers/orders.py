@@ -42,7 +42,6 @@ from tapeline.tape.grid import Policy
 from tapeline.tape.readers.base import Head, Reader, Source
 from tapeline.tape.readers.text import CsvBlocks, exact_integers
 from tapeline.tape.readers.times import Times, TimeUnit
-from tapeline.tape.report import Counts
 
 COLUMNS: Final = ("id", "timestamp", "price", "volume", "action", "direction")
 _ACTIONS: Final = (b"created", b"changed", b"deleted")
@@ -87,7 +86,14 @@ class OrdersReader(Reader):
 
     def __init__(self, source: Source, options: OrdersOptions) -> None:
         super().__init__(source, options)
-        self._parser = _Parser(source.paths[0], options, source.counts)
+        self._tick = _tick_units(options.tick)
+        self._price_divisor = 0
+        self._times = Times(
+            f"{source.paths[0]}, column timestamp",
+            options.time_unit,
+            options.zone,
+            counts=source.counts,
+        )
 
     @classmethod
     def recognises(cls, head: Head) -> bool:
@@ -100,7 +106,7 @@ class OrdersReader(Reader):
             lines = CsvBlocks(path, COLUMNS, self.source.progress)
             num_readable = 0
             for num_before, batch in lines:
-                events, faults = self._parser.parse(batch)
+                events, faults = self._parse(batch)
                 num_readable += len(events.ids)
                 lines.leave_out(batch, num_before, faults.rows, faults.why)
                 yield events
@@ -108,7 +114,57 @@ class OrdersReader(Reader):
 
     def detected(self) -> dict[str, str]:
         """The unit of the times and the step of the prices."""
-        return {**self._parser.times.detected(), "tick": self._parser.tick}
+        return {**self._times.detected(), "tick": self._told_tick()}
+
+    def _told_tick(self) -> str:
+        """The pinned tick, or the decimals that the prices so far make use of."""
+        units = self._tick
+        if units is None:
+            units = UNITS
+            while self._price_divisor % units:
+                units //= 10
+        return f"{(Decimal(units) / UNITS).normalize():f}"
+
+    def _parse(self, batch: pa.RecordBatch) -> tuple[OrderEvents, _Faults]:
+        """The block's events, and what is wrong with the rows that are none."""
+        times_ns, in_range = self._times.parse(batch.column("timestamp"))
+        prices, price_readable = exact_integers(batch.column("price"), 9)
+        sizes, size_readable = exact_integers(batch.column("volume"), 9)
+        actions = _index_in(_ACTIONS, batch.column("action"))
+        sides = _index_in(_SIDES, batch.column("direction"))
+        ids = batch.column("id")
+        have_price = (prices > 0).astype(bool) & ~np.isin(prices, _NO_PRICE)
+        faults = _Faults()
+        faults.add(pc.greater(pc.binary_length(ids), 0), "the id is missing")
+        too_long = f"the id is longer than {_MAX_ID_BYTES} bytes"
+        faults.add(pc.less_equal(pc.binary_length(ids), _MAX_ID_BYTES), too_long)
+        faults.add(in_range, "the timestamp is no time from 1990 to 2100")
+        faults.add(price_readable, "the price is no number of nine decimals or fewer")
+        faults.add(size_readable, "the volume is no number of nine decimals or fewer")
+        faults.add(~size_readable | (sizes >= 0), "the volume is negative")
+        faults.add(
+            ~size_readable | (sizes <= _MAX_SIZE * UNITS), f"the volume is above {_MAX_SIZE:,}"
+        )
+        faults.add(
+            ~have_price | (prices <= _MAX_PRICE * UNITS), f"the price is above {_MAX_PRICE:,}"
+        )
+        faults.add(actions.is_valid(), "the action is none of created, changed and deleted")
+        faults.add(sides.is_valid(), "the direction is neither bid nor ask")
+        if self._tick is not None:
+            faults.add(~have_price | (prices % self._tick == 0), "the price is off the tick")
+        rows = np.flatnonzero(~faults.are_there)
+        prices, sizes, have_price = prices[rows], sizes[rows], have_price[rows]
+        self._price_divisor = int(np.gcd.reduce(prices, initial=self._price_divisor))
+        events = OrderEvents(
+            times_ns[rows],
+            _ids(ids.take(rows)),
+            np.asarray(actions.take(rows), np.int64),
+            np.asarray(sides.take(rows)) == 1,
+            np.where(have_price, prices, 0).astype(np.int64),
+            np.stack([sizes // UNITS, sizes % UNITS], axis=1).astype(np.int64),
+            have_price,
+        )
+        return events, faults
 
 
 def _tick_units(tick: str | float | None) -> int | None:
@@ -152,68 +208,6 @@ class _Faults:
     def why(self, row: int) -> str:
         """The first fault of one of them."""
         return next(what for where, what in self._found if where[row])
-
-
-class _Parser:
-    """From blocks of text to events. What it detects in the first block holds for all."""
-
-    def __init__(self, path: Path, options: OrdersOptions, counts: Counts) -> None:
-        self._tick = _tick_units(options.tick)
-        self._price_divisor = 0
-        self.times = Times(
-            f"{path}, column timestamp", options.time_unit, options.zone, counts=counts
-        )
-
-    @property
-    def tick(self) -> str:
-        """The pinned tick, or the decimals that the prices so far make use of."""
-        units = self._tick
-        if units is None:
-            units = UNITS
-            while self._price_divisor % units:
-                units //= 10
-        return f"{(Decimal(units) / UNITS).normalize():f}"
-
-    def parse(self, batch: pa.RecordBatch) -> tuple[OrderEvents, _Faults]:
-        """The block's events, and what is wrong with the rows that are none."""
-        times_ns, in_range = self.times.parse(batch.column("timestamp"))
-        prices, price_readable = exact_integers(batch.column("price"), 9)
-        sizes, size_readable = exact_integers(batch.column("volume"), 9)
-        actions = _index_in(_ACTIONS, batch.column("action"))
-        sides = _index_in(_SIDES, batch.column("direction"))
-        ids = batch.column("id")
-        have_price = (prices > 0).astype(bool) & ~np.isin(prices, _NO_PRICE)
-        faults = _Faults()
-        faults.add(pc.greater(pc.binary_length(ids), 0), "the id is missing")
-        too_long = f"the id is longer than {_MAX_ID_BYTES} bytes"
-        faults.add(pc.less_equal(pc.binary_length(ids), _MAX_ID_BYTES), too_long)
-        faults.add(in_range, "the timestamp is no time from 1990 to 2100")
-        faults.add(price_readable, "the price is no number of nine decimals or fewer")
-        faults.add(size_readable, "the volume is no number of nine decimals or fewer")
-        faults.add(~size_readable | (sizes >= 0), "the volume is negative")
-        faults.add(
-            ~size_readable | (sizes <= _MAX_SIZE * UNITS), f"the volume is above {_MAX_SIZE:,}"
-        )
-        faults.add(
-            ~have_price | (prices <= _MAX_PRICE * UNITS), f"the price is above {_MAX_PRICE:,}"
-        )
-        faults.add(actions.is_valid(), "the action is none of created, changed and deleted")
-        faults.add(sides.is_valid(), "the direction is neither bid nor ask")
-        if self._tick is not None:
-            faults.add(~have_price | (prices % self._tick == 0), "the price is off the tick")
-        rows = np.flatnonzero(~faults.are_there)
-        prices, sizes, have_price = prices[rows], sizes[rows], have_price[rows]
-        self._price_divisor = int(np.gcd.reduce(prices, initial=self._price_divisor))
-        events = OrderEvents(
-            times_ns[rows],
-            _ids(ids.take(rows)),
-            np.asarray(actions.take(rows), np.int64),
-            np.asarray(sides.take(rows)) == 1,
-            np.where(have_price, prices, 0).astype(np.int64),
-            np.stack([sizes // UNITS, sizes % UNITS], axis=1).astype(np.int64),
-            have_price,
-        )
-        return events, faults
 
 
 def _ids(column: pa.Array) -> npt.NDArray[np.bytes_]:

@@ -293,7 +293,8 @@ def exact_integers(column: pa.Array, decimals: int) -> tuple[npt.NDArray[Any], B
     The numbers are int64, or Python integers in an object array where one doesn't fit. They mean
     nothing where the text is no number or has more decimals.
     """
-    parsed = _decimals(column, pa.decimal128(38, decimals))
+    kind = pa.decimal128(38, decimals)
+    parsed = halved(column, lambda part: part.cast(pa.string()).cast(kind), kind)
     readable = np.asarray(parsed.is_valid())
     # A decimal128 is a little-endian two's complement integer of 16 bytes.
     words = np.frombuffer(parsed.buffers()[1], "<i8").reshape(-1, 2)[parsed.offset :][: len(parsed)]
@@ -301,10 +302,6 @@ def exact_integers(column: pa.Array, decimals: int) -> tuple[npt.NDArray[Any], B
     if np.array_equal(high, low >> 63):
         return low, readable
     return (high.astype(object) << 64) + low.astype(np.uint64).astype(object), readable
-
-
-def _decimals(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return halved(column, lambda part: part.cast(pa.string()).cast(kind), kind)
 
 
 def halved(column: pa.Array, cast: Callable[[pa.Array], pa.Array], kind: pa.DataType) -> pa.Array:
