@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import subprocess
@@ -166,16 +167,16 @@ def test_any_plan_of_a_falling_law_is_whole(parts, unit, floor, above, power, ra
     assert plan.fit.residual >= 0
 
 
-def printed(*arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "tapeline", "plan", "scaling", *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def printed(tapeline):
+    """What the verb returns: exit code, standard output and error."""
+    return functools.partial(tapeline, "plan", "scaling")
 
 
 GIVEN = [part for size in SIZES for part in ("--proxy", f"{size}:{law(size):.6f}")]
 
 
-def test_the_verb_says_what_the_full_run_must_be_worth(tmp_path):
+def test_the_verb_says_what_the_full_run_must_be_worth(tmp_path, printed):
     plot = tmp_path / "law"
     code, out, err = printed("--full-gpu-hours", "100", *GIVEN, "--plot", str(plot))
     assert (code, err) == (0, f"figure: {plot}.svg, {plot}.png\n")
@@ -185,7 +186,7 @@ def test_the_verb_says_what_the_full_run_must_be_worth(tmp_path):
     assert plot.with_suffix(".svg").stat().st_size > 1000
 
 
-def test_the_verb_in_json():
+def test_the_verb_in_json(printed):
     code, out, _ = printed("--full-gpu-hours", "50", *GIVEN, "--flops", "5.76e23", "--json")
     assert code == 0
     found = json.loads(out)
@@ -215,7 +216,7 @@ def test_the_verb_in_json():
         ),
     ],
 )
-def test_what_is_missing_is_told(arguments, told):
+def test_what_is_missing_is_told(arguments, told, printed):
     assert printed(*arguments) == (2, "", told)
 
 

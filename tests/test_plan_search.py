@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -341,13 +340,13 @@ def test_any_simulation_is_whole(budget, seed, early, slow):
         assert math.isfinite(one.overstated)
 
 
-def printed(*arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "tapeline", "plan", "search", *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def printed(tapeline):
+    """What the verb returns: exit code, standard output and error."""
+    return functools.partial(tapeline, "plan", "search")
 
 
-def test_the_verb_says_what_a_budget_pays_for():
+def test_the_verb_says_what_a_budget_pays_for(printed):
     code, out, err = printed()
     assert (code, err) == (0, "")
     text = " ".join(out.split())
@@ -357,7 +356,7 @@ def test_the_verb_says_what_a_budget_pays_for():
     assert "simulated" not in text
 
 
-def test_the_verb_simulates_when_given_a_noise(tmp_path):
+def test_the_verb_simulates_when_given_a_noise(tmp_path, printed):
     code, out, err = printed("--early-noise", "2", "--slow-starters", "0", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
@@ -381,7 +380,7 @@ def test_the_verb_simulates_when_given_a_noise(tmp_path):
         ("--slow-starters", "2", "expected a number 0 or more, 1 at most, found 2."),
     ],
 )
-def test_a_number_out_of_range_is_refused(option, value, told):
+def test_a_number_out_of_range_is_refused(option, value, told, printed):
     code, out, err = printed(option, value)
     assert (code, out) == (2, "")
     assert err.startswith(f"tapeline: {option}: {told}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import subprocess
@@ -214,10 +215,10 @@ def test_what_tells_nothing_is_refused(runs, steps, rules, target, told):
     assert str(error.value) == told
 
 
-def printed(folder, *arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "tapeline", "plan", "stop", *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder)
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def printed(tapeline):
+    """What the verb returns: exit code, standard output and error."""
+    return functools.partial(tapeline, "plan", "stop")
 
 
 @pytest.fixture
@@ -231,10 +232,10 @@ def runs(tmp_path):
     return tmp_path
 
 
-def test_the_verb_reads_runs_and_prints_a_section(runs):
+def test_the_verb_reads_runs_and_prints_a_section(runs, printed):
     given_runs = [part for n in range(3) for part in ("--reference", f"run-{n}")]
     target = ("--target-loss", "0.08", "--by-step", "100", "--window", "10")
-    code, out, err = printed(runs, *given_runs, *target, "--plot", "band")
+    code, out, err = printed(*given_runs, *target, "--plot", "band")
     assert (code, err) == (0, "figure: band.svg, band.png\n")
     section = tomllib.loads(out[out.index("[stop]") :])["stop"]
     plan = plan_stop(references(3), STEPS, RULES, Look(100, 0.08), JOB)
@@ -244,16 +245,16 @@ def test_the_verb_reads_runs_and_prints_a_section(runs):
     for (step, most), look in zip(section["looks"], plan.criteria.looks, strict=True):
         assert step == look.step
         assert most == pytest.approx(look.most, rel=1e-8)
-    found = json.loads(printed(runs, *given_runs, "--window", "10", "--json")[1])
+    found = json.loads(printed(*given_runs, "--window", "10", "--json")[1])
     assert found["inputs"]["steps"]["value"] == STEPS
     assert found["model"]["references"] == ["run-0", "run-1", "run-2"]
     assert found["model"]["target"] is None
     assert tomllib.loads(found["model"]["section"])["stop"]["looks"] == section["looks"]
 
 
-def test_the_verb_says_that_a_target_alone_is_unproven(tmp_path):
+def test_the_verb_says_that_a_target_alone_is_unproven(tmp_path, printed):
     target = ("--target-loss", "-0.5", "--by-step", "400", "--steps", "1000")
-    code, out, _ = printed(tmp_path, *target)
+    code, out, _ = printed(*target)
     assert code == 0
     assert "Without references nothing says how many good runs miss the target" in out
     assert out.endswith("target = [400, -0.5]\n")
@@ -286,14 +287,14 @@ def test_the_verb_says_that_a_target_alone_is_unproven(tmp_path):
         ),
     ],
 )
-def test_what_is_missing_is_told(tmp_path, arguments, told):
-    assert printed(tmp_path, *arguments) == (2, "", f"tapeline: {told}\n")
+def test_what_is_missing_is_told(tmp_path, arguments, told, printed):
+    assert printed(*arguments) == (2, "", f"tapeline: {told}\n")
 
 
-def test_a_run_without_losses_is_refused(tmp_path):
+def test_a_run_without_losses_is_refused(tmp_path, printed):
     run = RunFolder(tmp_path / "empty", SystemClock())
     run.create({"format": "tapeline run", "version": 1})
-    code, _, err = printed(tmp_path, "--reference", "empty")
+    code, _, err = printed("--reference", "empty")
     assert (code, err) == (
         2,
         "tapeline: empty: expected a run with losses in its journal, found none. Give one that "

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -200,13 +199,13 @@ def test_any_straggling_is_whole_and_more_ranks_never_wait_less(num, more, cv, s
     assert few.both <= many.both * (1 + 1e-6)
 
 
-def printed(*arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "tapeline", "plan", "throughput", *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def printed(tapeline):
+    """What the verb returns: exit code, standard output and error."""
+    return functools.partial(tapeline, "plan", "throughput")
 
 
-def test_the_verb_says_what_waiting_costs():
+def test_the_verb_says_what_waiting_costs(printed):
     code, out, err = printed("--slow-rank", "1.3")
     assert (code, err) == (0, "")
     text = " ".join(out.split())
@@ -218,7 +217,7 @@ def test_the_verb_says_what_waiting_costs():
     assert "One rank 1.3 times slower costs 23.08 % by itself, at any number of ranks" in text
 
 
-def test_the_verb_in_json_and_as_a_figure(tmp_path):
+def test_the_verb_in_json_and_as_a_figure(tmp_path, printed):
     code, out, _ = printed(
         "--no-overlap", "--accelerators", "8", "--json", "--plot", str(tmp_path / "sweep")
     )
@@ -239,7 +238,7 @@ def test_the_verb_in_json_and_as_a_figure(tmp_path):
         ("--ranks", "0", "expected a whole number above 0, 1e+09 at most, found 0."),
     ],
 )
-def test_a_number_out_of_range_is_refused(option, value, told):
+def test_a_number_out_of_range_is_refused(option, value, told, printed):
     code, out, err = printed(option, value)
     assert (code, out) == (2, "")
     assert err.startswith(f"tapeline: {option}: {told}")
@@ -262,7 +261,7 @@ def run(tmp_path):
     return folder.path
 
 
-def test_a_run_gives_both_rates_and_its_utilisation_comes_out(run):
+def test_a_run_gives_both_rates_and_its_utilisation_comes_out(run, printed):
     code, out, err = printed("--from-run", str(run), "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
@@ -277,7 +276,7 @@ def test_a_run_gives_both_rates_and_its_utilisation_comes_out(run):
     assert found["model"]["other_way"] is None  # what it would give by itself wasn't measured
 
 
-def test_a_runs_loader_is_not_taken_for_one_that_works_in_turn(run):
+def test_a_runs_loader_is_not_taken_for_one_that_works_in_turn(run, printed):
     code, out, err = printed("--from-run", str(run), "--no-overlap")
     assert (code, out, err) == (
         2,

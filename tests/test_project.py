@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tapeline.errors import RunError
 from tapeline.project import create
 
 
-def test_a_new_project_passes_its_own_tests_and_trains(tmp_path):
+def test_a_new_project_passes_its_own_tests_and_trains(tmp_path, warm):
     folder = tmp_path / "midprice"
     result = CliRunner().invoke(app, ["new", str(folder)])
     assert result.exit_code == 0
@@ -33,8 +32,10 @@ def test_a_new_project_passes_its_own_tests_and_trains(tmp_path):
     for program, *arguments in commands:
         if arguments[:1] == ["train"]:
             arguments += ["--set", "training.steps=20"]
-        command = [sys.executable, "-m", program, *arguments]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        command = ["python", "-m", program, *arguments]
+        done = subprocess.run(
+            command, cwd=folder, env=warm, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "runs" / "midprice" / "checkpoints" / "step-00000020").is_dir()
 
