@@ -32,7 +32,6 @@ class RunCollector(Collector):
     """Looks at a run at each scrape.
 
     Args:
-        run: its folder.
         clock: for the ages of heartbeats and the time of the look.
 
     Attributes:
@@ -165,11 +164,7 @@ class Served:
     """A run behind HTTP, until `close`.
 
     Args:
-        collector: of the run.
         host, port: where it listens; port 0 takes a free one.
-
-    Attributes:
-        url: of the metrics.
 
     Raises:
         ExportError: it can't listen there.

@@ -39,9 +39,6 @@ class TensorBoard:
         folder: for this run alone; made if it isn't there.
         run_id: in the names of its files.
 
-    Attributes:
-        where: the folder.
-
     Raises:
         ExportError: there are other events in the folder.
     """

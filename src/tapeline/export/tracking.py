@@ -112,8 +112,6 @@ def send(
     A failure later than the first is told, and made up for at the next look.
 
     Args:
-        run: its folder.
-        tracker: where to.
         clock: for the ages of heartbeats.
         follow_every_s: between two looks; longer where a look takes long. None looks once.
         progress: of the values of each look.

@@ -29,7 +29,6 @@ class WandbOffline:
     Args:
         folder: of any number of runs; `wandb/offline-run-…-ID` and `wandb/files-ID` are made in it.
         project: that a sync sends it to.
-        run_id: of the run.
 
     Attributes:
         where: the folder of this run, once something was sent.

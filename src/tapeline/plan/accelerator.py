@@ -34,7 +34,6 @@ class Step:
     """What a step on one device takes.
 
     Attributes:
-        data_ms, compute_ms: each by itself.
         overlapped: whether the next batch is made while the device computes.
     """
 

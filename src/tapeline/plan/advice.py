@@ -84,7 +84,6 @@ class Lever:
     """One change, everything else as it is.
 
     Attributes:
-        name: of the lever.
         change: what it does to the step.
         state: whether it can still be pulled, and whether its effect is known.
         buys: whether it is an accelerator.

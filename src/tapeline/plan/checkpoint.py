@@ -68,13 +68,11 @@ class Strategy:
     """One way of saving at its best interval.
 
     Attributes:
-        name: of the way.
         blocking_s: C, with the slowdown of a background write.
         write_s: p, 0 for a write that blocks.
         interval_s: of first order, and no shorter than a background write.
         overhead: first order, `C/T + (T/2 + R)/M`.
         shares: its parts, and what a write in flight adds.
-        bill: of the whole job.
         intervals: the best interval by each model.
         bound_by_write: whether the write is longer than the interval would have been.
         num_saves: before the last one at the run's end; 0: save once.
@@ -147,9 +145,6 @@ def plan_checkpoint(
     """The best interval for each way of saving, and what it comes to.
 
     Args:
-        saves: the ways.
-        failures: rate and restart.
-        job: for hours and money.
         jobs: that share the file system.
         efficiency_floor: see `check_feasible`.
         mtbf: what is known of the MTBF, where it was counted.

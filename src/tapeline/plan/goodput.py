@@ -34,11 +34,9 @@ class Goodput:
     """Where the wall time of a job goes; the shares add up to 1.
 
     Attributes:
-        name: of the case.
         shares: by `BUCKETS`; lost is work done again and restarts.
         hours: the same of the job's wall time.
         cost: the same of its bill.
-        bill: of the job.
     """
 
     name: str
@@ -84,11 +82,7 @@ def compose(name: str, save: Save, failures: Failures, busy: float, job: Job) ->
     """One case: saving at its best interval, and a share of the running time that computes.
 
     Args:
-        name: of the case.
-        save: the way of saving.
-        failures: rate and restart.
         busy: utilisation while it runs.
-        job: for hours and money.
 
     Raises:
         TapelineError: it never ends, or can't be carried.
@@ -154,7 +148,6 @@ class Compared:
     """One bucket as planned and as measured, in shares of wall time.
 
     Attributes:
-        bucket: which.
         planned: None where the plan says nothing of it.
         measured: by the run's account.
         hours: measured, of all ranks together.

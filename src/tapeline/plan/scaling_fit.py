@@ -34,7 +34,6 @@ class Fit:
     Attributes:
         floor: what no compute goes below.
         above: of the largest proxy over the floor.
-        power: of the decline.
         largest_gpu_hours: of the largest proxy that was fitted.
         residual: standard deviation of a proxy about the curve.
     """
@@ -57,7 +56,6 @@ class LeftOut:
 
     Attributes:
         ratio: of it to the largest of the others.
-        predicted: by them.
         actual: mean of the proxies there.
     """
 
@@ -76,12 +74,10 @@ class Reach:
     """A run of some size.
 
     Attributes:
-        gpu_hours: of it.
         loss: on the curve.
         low, high: the 95 % band of one such run.
         gain: the curve at the largest proxy less here.
         gain_low, gain_high: the 95 % band of that, for one run here.
-        cost: of the run.
     """
 
     gpu_hours: float
@@ -99,7 +95,6 @@ class ScalingPlan:
     """What a full run is expected to reach.
 
     Attributes:
-        fit: to all proxies.
         left_out: the test of it that the proxies allow.
         reaches: sizes from the largest proxy to the full run, which is the last.
         gain_is_told: whether the band of the full run's gain lies above 0, and the gain above the
@@ -124,7 +119,6 @@ def plan_scaling(
 
     Args:
         proxies: of five sizes or more.
-        full_gpu_hours: of the full run.
         max_ratio: beyond the largest proxy, nothing is said.
         price_per_hour: of one GPU.
 

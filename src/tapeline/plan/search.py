@@ -47,11 +47,8 @@ class Budget:
     """What may be spent, and on what.
 
     Attributes:
-        gpu_hours: in all.
-        run_gpu_hours: of a full run.
         least_gpu_hours: of the shortest run whose score says anything.
         eta: one in so many goes on.
-        dimensions: that are searched.
         first_draws: of a Bayesian search.
         workers: runs at once.
         per_run: accelerators of one run.
@@ -86,11 +83,9 @@ class Strategy:
     """What one way of searching gets for the budget.
 
     Attributes:
-        name: of the way.
         num_configs: configurations that are tried at all.
         num_full: of them, run to the end.
         num_distinct: values tried of each single dimension.
-        gpu_hours: spent of the budget.
         wall_hours: on all workers; of ASHA, whose rungs don't wait, the least it can be.
         ladders: by which it cuts, of one round; empty if every run is a full one.
         num_rounds: of all ladders, one after another.
@@ -119,8 +114,6 @@ class SearchPlan:
     """The ways of searching that a budget pays for.
 
     Attributes:
-        num_rungs: of a ladder.
-        strategies: what each gets.
         left_out: those that it doesn't pay for.
         best_share: that would be good enough.
         draws_needed: random draws that hold one of it with 95 %.

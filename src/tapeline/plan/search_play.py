@@ -37,15 +37,11 @@ class Found:
     """What one way of searching found, over simulated searches.
 
     Attributes:
-        name: of the way.
         noise: under which; None where scores are of full runs only, which it doesn't touch.
         regret: quality of the best possible less that of the pick, mean; standard deviations of
             quality over configurations.
-        regret_error: its standard error.
         overstated: score of the pick less its quality, mean.
         good: share of searches whose pick is in the best share.
-        good_error: its standard error.
-        num_searches: simulated.
     """
 
     name: str
@@ -79,10 +75,7 @@ class _Searches:
     """So many searches at once: a bowl for each, and draws of configurations.
 
     Args:
-        num: how many.
-        dimensions: of a configuration.
         minor_weight: of each but the first.
-        generator: draws.
     """
 
     def __init__(
@@ -144,10 +137,8 @@ def play(
 
     Args:
         plan: its ways; those with more runs than can be played out are left out.
-        budget: it was made for.
         noise: of seeds, always; early noise and slow starters where they are played.
         minor_weight: of the dimensions that matter less.
-        num_searches: each.
         progress: called with the parts done and in all.
 
     Raises:
@@ -255,9 +246,6 @@ class _Scores:
     """What configurations show on each rung: [search, configuration] at a time.
 
     Args:
-        searches: with the surface.
-        num_configs: of each search.
-        noise: of the scores.
         top: the number of the last rung of the whole range.
     """
 

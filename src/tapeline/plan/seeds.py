@@ -90,9 +90,7 @@ class Final:
 
     Attributes:
         num_runs: random full runs whose best is picked.
-        difference: that should be told.
         num_seeds: that each of the two needs for it.
-        curse: of the pick.
         rows: what other numbers of seeds tell.
     """
 

@@ -71,7 +71,6 @@ def failure_times_s(
     Args:
         mtbf_s: of the job; a machine's is `num_machines` times longer.
         horizon_s: after it nothing is played out.
-        generator: draws.
         shape: of the Weibull distribution of a machine's life; 1 is exponential, below 1 failures
             come in groups.
         num_machines: that run when the job begins, new ones taking the place of failed ones.
@@ -98,7 +97,6 @@ def simulate(schedule: Schedule, failures: Sequence[Floats], restart_s: float) -
     """The share of time that ends up as work that is kept.
 
     Args:
-        schedule: of saves.
         failures: times of each class, 50 or more in all; one of class i leaves tiers i and above.
         restart_s: after each failure; one during a restart begins it anew.
     """

@@ -45,7 +45,6 @@ class Offer:
         interval_s: the best one, exact for exponential failures.
         efficiency: share of paid time that is useful.
         cost_per_useful_hour: price over efficiency.
-        bill: of the whole job.
     """
 
     price_per_hour: float
@@ -60,9 +59,7 @@ class SpotWay:
     """Both kinds of machine with one way of saving.
 
     Attributes:
-        name: of the way.
         saves_in_notice: whether a whole save fits the notice, so that no work is lost.
-        on_demand, spot: the offers.
         break_even_discount: below this share off the price, spot costs more.
         break_even_s: with interruptions more often than this on average, spot costs more; None
             if it does however rare they are.
@@ -103,7 +100,6 @@ def plan_spot(
     """What a useful hour costs on spot and on demand.
 
     Args:
-        saves: the ways of saving.
         failures: of the hardware, on both kinds; restarts are as long after an interruption.
         interruptions: on spot, besides.
         job: its price is the one on demand.

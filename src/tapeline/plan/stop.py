@@ -77,12 +77,7 @@ class Criteria:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A run that should end.
-
-    Attributes:
-        step: after which.
-        why: a sentence.
-    """
+    """A run that should end."""
 
     step: int
     why: str
@@ -95,7 +90,6 @@ def judge(criteria: Criteria, losses: Losses, step: int) -> Stop | None:
     and doesn't break a row.
 
     Args:
-        criteria: what stops it.
         losses: of each step, counted from 1; later ones are not looked at.
         step: the last one done.
     """
@@ -135,8 +129,6 @@ class BandRow:
     """The band at one look.
 
     Attributes:
-        step: of it.
-        mean, sd: of the references.
         most: above it a run is outside.
         left: share of the run that is still to come.
         saved: what stopping here saves of the run's bill.
@@ -155,9 +147,7 @@ class TargetRow:
     """The target among the references.
 
     Attributes:
-        step, most: the target.
         left, saved: as in `BandRow`.
-        num_references: that were looked at.
         num_missed: of them, those that it would have stopped.
         chance_missed: of one more run like them; None without references.
     """
@@ -176,7 +166,6 @@ class StopPlan:
     """Criteria and what they are derived from.
 
     Attributes:
-        criteria: for the configuration.
         band: by look; empty without references.
         target: None if none was asked for.
         chance_outside: of one look at a run like the references; None without them.
@@ -213,7 +202,6 @@ def plan_stop(
     Args:
         references: losses of each step by name of the run; none, or three and more.
         steps: of the run that is planned.
-        rules: of the band.
         target: a loss to reach by a step.
         job: whose bill a stop saves a share of.
 

@@ -38,7 +38,6 @@ class Loader:
 
     Attributes:
         samples_per_s: of all workers together; 0 is a perfect loader.
-        num_workers: that share the work.
         overlapped: whether batches are made while the device computes.
         prefetch: batches held ready.
         alone: whether the rate is the loader's own, not one seen alongside the compute.
@@ -58,7 +57,6 @@ class Fed:
     Attributes:
         capacity: the loader's rate over that of the compute; None for a perfect one.
         utilisation: share of a step that computes.
-        bill: of the job.
         cost_ratio: the bill over that with a perfect loader.
     """
 

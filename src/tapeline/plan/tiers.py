@@ -48,7 +48,6 @@ class Tier:
 
     Attributes:
         classes: of failures that fall back on it.
-        save_s: what it costs.
         ideal_s: its best interval by itself.
         interval_s: the one chosen, a whole multiple of the tier's before.
         every: each so many saves of the first tier is one of this.
@@ -137,7 +136,6 @@ def plan_tiers(
     Args:
         classes: two or more, in any order.
         restart_s: after a failure of any class.
-        job: for hours and money.
         floor: the least share of useful time, above 0 and below 1.
 
     Raises:

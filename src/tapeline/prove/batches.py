@@ -31,9 +31,7 @@ class BatchRow:
     """One batch with one effort.
 
     Attributes:
-        batch, steps: of its runs.
         effort: what it has in common with the configuration's own.
-        replicas: its runs.
         against: the lowest error of each run held against the configuration's; None if a run
             broke off.
     """
@@ -70,8 +68,6 @@ class BatchSweep:
     """What larger batches came to.
 
     Attributes:
-        base: the configuration's own runs.
-        batch, steps: its own.
         rows: for each larger batch one of each effort.
         lr_rescale: how the learning rate grew with the batch.
     """

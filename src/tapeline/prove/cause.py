@@ -31,10 +31,7 @@ class Cause:
     """One reason to part.
 
     Attributes:
-        kind: what sort of fault.
         where: the module, attribute or operation.
-        evidence: what was seen.
-        fix: what to do.
         shown: whether it was seen to change the bits; otherwise it could.
     """
 

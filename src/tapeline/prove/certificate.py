@@ -17,12 +17,10 @@ class Life:
     """One life of the run that was killed.
 
     Attributes:
-        ranks: how many it had.
         threads: in the environment, for libraries other than torch.
         from_step: where it began; None if it didn't get so far.
         how: "killed", "finished" or "failed".
         after_step: the last step journalled when the signal was sent, or its last.
-        victims: ranks that were killed.
     """
 
     ranks: int

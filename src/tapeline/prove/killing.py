@@ -25,7 +25,6 @@ class Killed:
 
     Attributes:
         pid: of the process; the first, where several ranks died.
-        signal: that ended it.
         after_step: the last step it had journalled when the signal was sent.
     """
 
@@ -69,8 +68,6 @@ def kill_at(
 
     Args:
         command: trains or resumes it.
-        run: its folder.
-        at_step: when.
         later: how much later, as a share of the time between the last two looks at the journal
             that found something new; so that any moment of a step can be met.
         victims: ranks; none means all. The others then have to end by themselves.

@@ -31,7 +31,6 @@ class Command:
 
     Args:
         arguments: of `python -m module`.
-        module: what is run.
         ranks: how many processes; one is given no rank.
         threads: for libraries that read their number from the environment; None leaves it as it
             is. torch's own number is the configuration's.

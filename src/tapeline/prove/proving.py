@@ -38,9 +38,7 @@ class Trial:
     """What is to be proved, and how hard it is tried.
 
     Attributes:
-        config: the file.
         overrides: `key=value` settings on top of it.
-        kills: how many.
         ranks: numbers of ranks; the uninterrupted run has the first, lives take them in turn.
         seed: of the moments.
         every: steps between checkpoints; None takes four in each life. The fewer, the nearer the
@@ -78,7 +76,6 @@ def prove(trial: Trial, out: Path, say: Say, progress: Progress | None = None) -
     """Train twice, once under kills, and compare everything.
 
     Args:
-        trial: what to do.
         out: folder for both runs, the journal of kills and `certificate.json`; what an earlier
             proof left there is replaced.
         say: told what is being done.

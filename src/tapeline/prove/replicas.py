@@ -69,8 +69,6 @@ def train_variants(
     Args:
         config: what they have in common.
         variants: by name the settings of `[training]` that differ.
-        seeds: how many.
-        out: folder for the runs.
         say: told what begins.
         progress: called with the steps done and in all.
 

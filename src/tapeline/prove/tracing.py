@@ -28,8 +28,6 @@ class Entry:
     """One thing that was computed.
 
     Attributes:
-        step: at which.
-        where: what computed it.
         given, made: digests of what went in and came out; what went in is "" for gradients and
             the loss, which come of everything before.
     """

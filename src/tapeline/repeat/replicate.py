@@ -25,14 +25,7 @@ Resume = Callable[[Path, Progress], object]
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """What k seeds tell.
-
-    Attributes:
-        folder: of their runs.
-        metric: the figure.
-        by_seed: its values.
-        spread: the intervals.
-    """
+    """What k seeds tell."""
 
     folder: str
     metric: str

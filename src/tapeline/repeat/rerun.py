@@ -32,7 +32,6 @@ class Rerun:
     """A run and its repetition, compared.
 
     Attributes:
-        run, again: their folders.
         steps_compared: steps whose losses both have.
         first_difference: the first of them whose losses aren't the same bits.
         state_step: the last step of which both have a checkpoint; None: there is none.
@@ -71,7 +70,6 @@ def rerun(
     """Train a run again from its record, and compare.
 
     Args:
-        folder: the run's.
         out: the new run's; must be free.
         overrides: settings that change no bit, such as `data.store=…` for data that was moved.
         say: told what is being done.

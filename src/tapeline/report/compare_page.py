@@ -41,7 +41,6 @@ class ComparedRuns:
         runs: by a name of its own each.
         diffs: of the others to the first, in their order.
         band: how far apart other seeds of the first are at each of its steps; None: not known.
-        num_seeds: of the band.
     """
 
     runs: Mapping[str, SeenRun]

@@ -74,9 +74,7 @@ def curve(
     """A noisy curve: its values faint, the mean of the steps just before strong.
 
     Args:
-        axes: where to draw.
         losses: `[n]`.
-        hue, name: of the curve.
         steps: `[n]`; without them the first is 1.
         dashed: so that one hidden under another is still seen.
     """

@@ -180,7 +180,6 @@ def svg(figure: Figure, prefix: str) -> str:
     """The figure as an `<svg>` element for a page: no ground, colours from the page's variables.
 
     Args:
-        figure: what to draw.
         prefix: goes before every id, which must be unique on the page.
     """
     text = _render(figure, "svg", transparent=True).decode()

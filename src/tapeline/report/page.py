@@ -44,7 +44,6 @@ class Section:
     """A part of a page.
 
     Attributes:
-        heading: of the section.
         text: paragraphs, apart by an empty line; what stands between `backticks`, and every
             hash, is set as code.
         bars: shown after the text.

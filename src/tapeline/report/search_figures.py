@@ -29,7 +29,6 @@ def history_figure(
     Args:
         curves: by trial, its metric by step.
         rungs: their steps; the last one is of full runs.
-        metric: its name.
         direction: "minimize" or "maximize".
         note: in small text under the figure.
     """
@@ -65,7 +64,6 @@ def rungs_figure(curves: Curves, metric: str, best: int | None, note: str) -> Fi
 
     Args:
         curves: by trial, its metric by step.
-        metric: its name.
         best: the trial that was picked; None for none.
         note: in small text under the figure.
     """

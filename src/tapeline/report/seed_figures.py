@@ -20,7 +20,6 @@ def band_figure(
     """Validation errors over steps: each seed faint, the mean strong, the seed band behind.
 
     Args:
-        steps: of the evaluations.
         curves: by name one curve a seed; the first one is the band's.
         band: lower and upper end at each step.
         note: in small text under the figure.

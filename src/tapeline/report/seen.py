@@ -25,13 +25,9 @@ class SeenRun:
     """A run as its files tell it.
 
     Attributes:
-        run: its folder.
         record: what it was made of.
-        ledgers: of its ranks.
         account: where the time of all its lives went; None without ledgers that add up.
         diagnosis: the verdicts; None where too little can be read.
-        metrics: of each rank.
-        summary: what it came to.
         problems: what couldn't be read, a sentence each.
     """
 
@@ -54,7 +50,6 @@ class SeenRun:
         """Read a run.
 
         Args:
-            folder: of the run.
             price_per_hour: of one rank's accelerator; None leaves money out.
             progress: told how many journals of ranks were read, of how many.
 

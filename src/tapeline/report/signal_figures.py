@@ -43,10 +43,8 @@ def learning_figure(
     """The loss over the steps, each once, and what was done again behind it.
 
     Args:
-        loss: of training.
         given_up: the losses of steps that a later attempt did again; None: there are none.
         validation: the mean squared errors out of sample; None: there are none.
-        happened: what is marked.
     """
     over = _OVER_NUMBERS if happened.found else 1.0
     with picture(4.4, legend_at=over) as (figure, axes):

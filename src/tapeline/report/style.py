@@ -71,7 +71,6 @@ def legend_above(axes: Axes, height: float = 1.0) -> None:
     """A legend over the axes, in as many columns as fit; none without labels.
 
     Args:
-        axes: what it is of.
         height: where it begins, as a share of theirs.
     """
     labels = axes.get_legend_handles_labels()[1]
@@ -88,8 +87,6 @@ def picture(
     """Axes to draw on under the style; then a legend over them and small text under them.
 
     Args:
-        height_in: of the figure.
-        note: the small text.
         legend_at: where the legend begins, as a share of the axes' height.
     """
     with styled():

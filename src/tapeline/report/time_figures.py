@@ -38,11 +38,9 @@ class Row:
     """One rank over time; all times in seconds since the run's first attempt began.
 
     Attributes:
-        name: of the rank.
         pieces: begin, end, and the share of each bucket in between, adding up to 1.
         unnoticed: begin and end of the times after its end until somebody noticed.
         down: begin and end of the times after that in which it didn't run.
-        saves: when it saved.
         stalls: begin and end of the steps that took far longer than others.
     """
 

@@ -33,7 +33,6 @@ class Obstacle:
     Attributes:
         what: in a few words.
         leaves: what a re-run can still be.
-        evidence: what was seen.
         change: what to do about it.
     """
 
@@ -48,7 +47,6 @@ class Audit:
     """Whether a run can be repeated.
 
     Attributes:
-        run: its folder.
         verdict: the least that any obstacle leaves.
         obstacles: the worst first.
         leave_alone: what the bits depend on.
@@ -66,7 +64,6 @@ def audit_run(path: Path, *, spread: Spread | None = None, verify: bool = True) 
     """Audit a run from its folder, on this machine.
 
     Args:
-        path: the run's folder.
         spread: of the validation mse of replicates, if there are any.
         verify: compare the data's bytes with their hashes; else its fingerprint alone.
 
@@ -101,13 +98,10 @@ def judge(
     """Judge what was read; pure.
 
     Args:
-        path: of the run.
-        facts: its record and lives.
         here: what this process runs in, as `surroundings` has it.
         data: what is wrong with the data.
         draws: unkeyed ones in the sources.
         saved: what the last checkpoint says of itself, as `RunFolder.origin` has it.
-        spread: of replicates.
     """
     obstacles = [
         *_code(facts.record),

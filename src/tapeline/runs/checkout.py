@@ -279,10 +279,7 @@ def git(
     """Run git in a folder; whether it succeeded is for the caller to see.
 
     Args:
-        folder: where.
         arguments: after `git`.
-        extra: variables of its environment.
-        text_in: what it reads.
         limit_s: the longest it may take.
 
     Raises:

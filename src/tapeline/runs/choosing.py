@@ -118,7 +118,6 @@ def chosen(
     """The runs that meet every condition, sorted.
 
     Args:
-        runs: summaries.
         where: conditions, see `Condition.parse`.
         sort: a key, from small to large; with `-` before it from large to small. Runs that lack it,
             or have no number there, come last.
@@ -150,7 +149,6 @@ def like_it(
 
     Args:
         one: what they are to be like.
-        runs: summaries.
         target: a condition; given, only finished runs that meet it count. `GOOD` is one.
         same: further keys that must have the same value.
 

@@ -28,9 +28,7 @@ class RunDiff:
     """How two runs differ.
 
     Attributes:
-        first, second: their folders.
         changes: the heaviest first; see `Change`.
-        divergence: where their losses part.
     """
 
     first: str
@@ -44,7 +42,6 @@ class RunFacts:
     """What is recorded of a run.
 
     Attributes:
-        record: of the whole run.
         lives: of each life, the lines of `attempts.jsonl` and under `record` its own record.
     """
 
@@ -71,7 +68,6 @@ def diff_runs(first: Path, second: Path, replicates: Sequence[Path] = ()) -> Run
     """Compare two runs.
 
     Args:
-        first, second: their folders.
         replicates: runs that differ from the first in nothing but their seeds, for the seed band.
 
     Raises:

@@ -47,7 +47,6 @@ def diverge(first: Series, second: Series, replicates: Sequence[Series] = ()) ->
     """Compare two loss curves.
 
     Args:
-        first, second: of the two runs.
         replicates: of runs that differ in nothing but their seeds; two or more make a band.
     """
     steps, at, of = np.intersect1d(first.steps, second.steps, return_indices=True)
@@ -85,7 +84,6 @@ def seed_band(
     """t·sd·√2 at each step: how far apart two runs are with other seeds; infinite if unknown.
 
     Args:
-        steps: of the two runs.
         replicates: two or more.
 
     Returns:

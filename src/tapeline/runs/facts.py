@@ -26,7 +26,6 @@ class Change:
     """One difference between two runs.
 
     Attributes:
-        area: where it belongs.
         what: its dotted name, or the file.
         before, after: of the first and the second run; None: there is none.
         weight: from 0 to 100, how likely it is to matter.

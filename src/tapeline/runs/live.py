@@ -58,8 +58,6 @@ class LiveRank:
     """One rank in the run's last life; what can't be known is None.
 
     Attributes:
-        rank: its number.
-        step: steps done.
         phase: what it does since its last heartbeat.
         age_s: of that heartbeat; None on another machine, whose clock is another.
         lives: whether its process is there.
@@ -86,7 +84,6 @@ class LiveRun:
     """A run at one moment.
 
     Attributes:
-        name: as it was recorded.
         target: steps it is to do.
         lives: of `attempts.jsonl`, in order.
         supervised: whether a supervisor on this machine looks after it.
@@ -182,7 +179,6 @@ class LiveView:
     """Looks at one run, as often as is asked.
 
     Args:
-        run: its folder.
         clock: for the ages of heartbeats.
 
     Raises:

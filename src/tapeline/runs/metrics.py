@@ -78,7 +78,6 @@ class MetricsJournal:
     journal as soon as that can be written again; what could not be written waits in memory.
 
     Args:
-        path: the journal.
         attempt: which life of the run writes.
         budget_bytes: as long as the file may be. Beyond it, every second record of its older half
             is left out, and so on; the older, the less detail. The newest half is never touched.

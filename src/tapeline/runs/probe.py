@@ -25,7 +25,6 @@ class Probe:
             utilisation of 1.
         device: bytes in use at most since the last call, and utilisation from 0 to 1, of an
             accelerator; its utilisation then stands for that of the processor.
-        clock: for rates.
     """
 
     def __init__(

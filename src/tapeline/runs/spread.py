@@ -29,7 +29,6 @@ class Spread:
     Attributes:
         values: one of each run that didn't diverge.
         num_diverged: runs whose figure isn't finite.
-        mean: of the values.
         sd: their standard deviation, with k − 1 in the denominator.
         mean_half_width: t·sd/√k: the interval for the mean is mean ± that.
         next_half_width: t·sd·√(1 + 1/k): for the next run.
@@ -62,8 +61,6 @@ class Comparison:
     Attributes:
         how: "paired" by seed, "unpaired" (Welch), or "one run" against replicates.
         difference: of the second to the first.
-        half_width: of its interval.
-        confidence: of the interval.
         seeds_to_decide: of each configuration, for a difference of this size to show with a
             chance of 80 %; None if more than 10,000, or none are needed.
     """
@@ -197,7 +194,6 @@ def seeds_to_decide(
     quantiles, with groups·(k − 1) degrees of freedom.
 
     Args:
-        difference: that should show.
         sd: of the difference of two runs.
         groups: 1 if they are paired, 2 if not.
         confidence: of the interval that should leave out zero, which it does in 80 % of trials.

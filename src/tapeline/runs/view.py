@@ -32,9 +32,7 @@ class Artifact:
     """A file of a run.
 
     Attributes:
-        path: where it lies.
         name: relative to the run's folder.
-        num_bytes: its size.
         xxh3_128: of its content, as the checkpoint's manifest has it; None for other files.
     """
 
@@ -68,7 +66,6 @@ class RunView:
     """What a tracker holds of a run.
 
     Attributes:
-        name: of the run.
         identity: equal in all lives of the run, in no other run.
         params: every setting by its dotted key; lists as JSON, what is None left out.
         tags: what else tells it from others: code, data, versions, machine, contract, its end.
@@ -76,7 +73,6 @@ class RunView:
         artifacts: the record, lives, findings, pages and checkpoints.
         begins: for each life, the steps done when it began.
         summary: what the run came to so far: goodput, seconds by bucket, lives, findings.
-        findings: of the watchers.
         times: for each life, when steps were done; see `wall_ns`.
     """
 

@@ -28,8 +28,6 @@ def conduct(search: SearchFolder, workers: int, say: Say, progress: Progress) ->
     """Let so many workers of this machine work until the search is over.
 
     Args:
-        search: begun or joined.
-        workers: how many.
         say: told of each that ends before the search.
         progress: called with the steps of trials given out, and the budget.
 

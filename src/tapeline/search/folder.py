@@ -42,7 +42,6 @@ class SearchFolder:
 
     Attributes:
         path: the folder, which all workers of all machines see.
-        config: the search's settings.
         base: what trials are laid over.
         rules: what the schedule goes by.
         identity: what it is called in its storage.
@@ -105,7 +104,6 @@ class SearchFolder:
         """The search in a folder.
 
         Args:
-            path: the folder.
             storage: URL of its database, where it needs a password, which isn't written down.
 
         Raises:

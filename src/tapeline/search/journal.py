@@ -112,7 +112,6 @@ class SearchJournal:
     """Append entries, and read them in their order.
 
     Args:
-        storage: what all workers share.
         name: of the search, in that storage.
 
     Raises:

@@ -21,12 +21,7 @@ from tapeline.search.suggest import Trial, suggest
 
 
 class Replay:
-    """The state after some entries.
-
-    Args:
-        config: of the search.
-        rules: that it goes by.
-    """
+    """The state after some entries."""
 
     def __init__(self, config: SearchConfig, rules: Rules) -> None:
         self.config = config
@@ -85,7 +80,6 @@ def departures(config: SearchConfig, rules: Rules, entries: Iterable[Entry]) -> 
     """Where workers did something else than a sequential replay of the journal decides.
 
     Args:
-        config, rules: of the search.
         entries: in their order, from the first one.
     """
     replay = Replay(config, rules)

@@ -38,7 +38,6 @@ class TrialRow:
         values: of its settings; None if nobody came to choose them.
         results: the metric by step.
         state: "full run", "left at step …", "failed", "running" or "to be run".
-        reason: why it failed.
     """
 
     number: int
@@ -58,7 +57,6 @@ class Final:
     """A pick, on seeds that the search didn't see.
 
     Attributes:
-        trial: its number.
         found: the metric that it was picked by.
         by_seed: on fresh seeds.
         spread: of them; None while fewer than two are done.
@@ -92,10 +90,8 @@ class Result:
     """What a search came to.
 
     Attributes:
-        folder: its own.
         metric: the figure, and the direction that is better.
         is_over: whether nothing is left to do.
-        trials: all that were made.
         finals: the best first, as the search ranked them.
         spent: on trials; and on finals.
         planned: what the plan says such a budget gets; None if it doesn't hold a whole ladder.
@@ -166,7 +162,6 @@ def result_of(search: SearchFolder, progress: Progress = lambda _done, _all: Non
     """Read what a search came to, finished or not.
 
     Args:
-        search: the folder.
         progress: called with the runs read and in all.
 
     Raises:

@@ -60,9 +60,6 @@ class Schedule:
     """The state of a search, as far as its decisions depend on it.
 
     A job is given out under a lease, any whole number that names it, and ends once.
-
-    Args:
-        rules: of the search.
     """
 
     def __init__(self, rules: Rules) -> None:

@@ -49,10 +49,7 @@ def suggest(config: SearchConfig, trials: Iterable[Trial], number: int, full_ste
     """The configuration of a new trial.
 
     Args:
-        config: space, sampler and seed.
         trials: made before, those that still run included.
-        number: of the new one.
-        full_steps: of a full run.
     """
     if config.sampler == "grid":
         return _grid_point(config, number)

@@ -43,8 +43,6 @@ class Stretch:
     """One job, as a run in a folder.
 
     Attributes:
-        config: of the search.
-        rules: that it goes by.
         base: what trials are laid over.
         base_file: where that stands, beside the trials.
         job: what is to be done.
@@ -156,13 +154,7 @@ class Stretch:
 
 
 def run_folder(folder: Path, job: Job, seed: int) -> Path:
-    """Where the run of a job lies: trials/N, or finals/N/seed-S.
-
-    Args:
-        folder: of the search.
-        job: one of it.
-        seed: the base's.
-    """
+    """Where the run of a job lies: trials/N, or finals/N/seed-S."""
     if job.seed is None:
         return folder / "trials" / str(job.trial)
     return folder / "finals" / str(job.trial) / f"seed-{seed + 1 + job.seed}"

@@ -73,7 +73,6 @@ class Worker:
     """One worker.
 
     Args:
-        search: what it works on.
         work_of: a stretch as something to run; by default itself.
         poll_s: between two looks at a process.
     """

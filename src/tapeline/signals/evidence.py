@@ -114,7 +114,6 @@ class RankEvidence:
     """Everything known of one rank.
 
     Attributes:
-        rank: its number.
         host: its machine's name; times of two hosts are not compared closely.
         heartbeat: None if there is none.
         exit: None while it runs.

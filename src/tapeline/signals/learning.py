@@ -169,7 +169,6 @@ def off_schedule(
     """Learning rates other than the schedule's.
 
     Args:
-        snapshot: the metrics.
         since: only later steps are judged.
         schedule: step, counted from 1, to the rate it should have been done with.
     """

@@ -25,11 +25,9 @@ class Verdict:
     """One cause.
 
     Attributes:
-        kind: which.
         ranks: whose; empty where it is all of them, or not known.
         evidence: what it is concluded from, one line each.
         refuted_by: what would show that it is wrong.
-        change: what to do.
         ceiling: the most that doing it can save, as a share of the time that steps take; None
             where it isn't a matter of speed.
     """

@@ -73,7 +73,6 @@ class Watch:
         schedule: as in `examine`.
         actions: as in `examine`.
         every_s: seconds between two looks.
-        clock: for those seconds.
 
     Raises:
         ConfigError: an action for a watcher that there is not.
