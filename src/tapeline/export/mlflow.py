@@ -116,12 +116,7 @@ class MlflowServer:
         metrics = (
             Metric(name, value, time_ns // _NS_PER_MS, step)
             for name, series in news.items()
-            for value, time_ns, step in zip(
-                series.values.tolist(),
-                view.wall_ns(series).tolist(),
-                series.steps.tolist(),
-                strict=True,
-            )
+            for step, value, time_ns in view.timed(series)
         )
         while batch := list(itertools.islice(metrics, _BATCH_METRICS)):
             self._client.log_batch(self._run_id, metrics=batch)

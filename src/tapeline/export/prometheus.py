@@ -25,7 +25,6 @@ from tapeline.runs.view import view_of
 
 _OF_RECORD = ("commit", "code", "data", "config_hash")
 _END_SEEN_S = 60.0  # a few of the usual intervals between scrapes
-_BIND_ERRORS = (OSError, OverflowError)
 
 
 class RunCollector(Collector):
@@ -101,20 +100,19 @@ class RunCollector(Collector):
             ("account_known", "Whether the ledgers could be read.", account is not None),
         ):
             yield self._gauge(name, text, {}, value)
-        begun = CounterMetricFamily(
-            "tapeline_run_attempts", "Lives that have begun.", labels=["run"]
-        )
-        begun.add_metric([self._name], len(seen.lives))
-        again = CounterMetricFamily(
-            "tapeline_run_restarts", "Lives after the first.", labels=["run"]
-        )
-        again.add_metric([self._name], max(0, len(seen.lives) - 1))
+        for name, text, count in (
+            ("attempts", "Lives that have begun.", len(seen.lives)),
+            ("restarts", "Lives after the first.", max(0, len(seen.lives) - 1)),
+        ):
+            counted = CounterMetricFamily(f"tapeline_run_{name}", text, labels=["run"])
+            counted.add_metric([self._name], count)
+            yield counted
         found = CounterMetricFamily(
             "tapeline_run_findings", "What watchers saw.", labels=["run", "watcher"]
         )
         for watcher, number in Counter(one["watcher"] for one in seen.findings).items():
             found.add_metric([self._name, watcher], number)
-        yield from (begun, again, found)
+        yield found
 
     def _of_ranks(self, seen: LiveRun) -> Iterator[Metric]:
         open_life = bool(seen.lives) and "how" not in seen.lives[-1]
@@ -176,7 +174,7 @@ class Served:
             self._server, self._thread = start_http_server(
                 port, addr=host, registry=collector.registry
             )
-        except _BIND_ERRORS as error:
+        except (OSError, OverflowError) as error:
             raise ExportError(
                 f"--host {host} --port {port}",
                 expected="an address to listen on",

@@ -73,15 +73,12 @@ class TensorBoard:
         done, total = 0, sum(map(len, news.values()))
         wall_ns = 0
         for name, series in news.items():
-            times_ns = view.wall_ns(series).tolist()
-            wall_ns = max(wall_ns, times_ns[-1])
-            for step, value, time_ns in zip(
-                series.steps.tolist(), series.values.tolist(), times_ns, strict=True
-            ):
+            for step, value, time_ns in view.timed(series):
                 self._scalar(name, value, step, time_ns)
                 done += 1
                 if done % _TOLD_EVERY == 0:
                     progress(done, total)
+            wall_ns = max(wall_ns, time_ns)
         if news:
             self._step = max(int(series.steps[-1]) for series in news.values())
             for name, value in view.summary.items():

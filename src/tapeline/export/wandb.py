@@ -47,10 +47,7 @@ class WandbOffline:
             self._begin(view)
         rows: dict[int, dict[str, float]] = defaultdict(dict)
         for name, series in self._sent.news(view).items():
-            times_ns = view.wall_ns(series).tolist()
-            for step, value, time_ns in zip(
-                series.steps.tolist(), series.values.tolist(), times_ns, strict=True
-            ):
+            for step, value, time_ns in view.timed(series):
                 rows[step][name] = value
                 rows[step].setdefault("_timestamp", time_ns / NS_PER_S)  # rank 0's come first
         for done, step in enumerate(sorted(rows), 1):

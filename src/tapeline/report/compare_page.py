@@ -21,13 +21,11 @@ from tapeline.report.run_times import bucket_bars
 from tapeline.report.seen import SeenRun
 from tapeline.report.signal_figures import losses_figure
 from tapeline.report.tables import Cell, Table, format_percent
-from tapeline.runs import read_metrics
-from tapeline.runs.diff import RunDiff, diff_runs
+from tapeline.runs.diff import RunDiff, diff_runs, loss_of
 from tapeline.runs.divergence import seed_band
 from tapeline.runs.facts import NOISE
 from tapeline.runs.index import indexed
 from tapeline.runs.replicas import siblings
-from tapeline.signals import Series
 
 _SHORT = 60
 _MOST_CHANGES = 25
@@ -61,8 +59,8 @@ class ComparedRuns:
         )
         replicates = [Path(run["path"]) for run in of_family if Path(run["path"]) not in others]
         diffs = tuple(diff_runs(seen[0].run.path, one.run.path, replicates) for one in seen[1:])
-        losses = [_loss(path) for path in replicates]
-        steps = _loss(first).steps
+        losses = [loss_of(path) for path in replicates]
+        steps = loss_of(first).steps
         band = seed_band(steps, losses) if len(losses) > 1 else None
         return cls(_named(seen), diffs, band, len(losses))
 
@@ -128,7 +126,7 @@ def _seconds(seen: SeenRun, bucket: str) -> float | None:
 
 
 def _losses(compared: ComparedRuns) -> list[Section]:
-    runs = {name: _loss(one.run.path) for name, one in compared.runs.items()}
+    runs = {name: loss_of(one.run.path) for name, one in compared.runs.items()}
     if not any(map(len, runs.values())):
         return []
     told = [
@@ -189,10 +187,6 @@ def _short(value: Any) -> str | None:
     if value is None:
         return None
     return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"
-
-
-def _loss(path: Path) -> Series:
-    return read_metrics(path / "metrics" / "rank-0.jsonl").snapshot["loss"]
 
 
 def _named(seen: list[SeenRun]) -> dict[str, SeenRun]:

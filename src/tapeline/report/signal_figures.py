@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -171,9 +172,7 @@ def _value_axis(axes: Axes, values: npt.NDArray[np.float64]) -> None:
 
 def _band(axes: Axes, ranks: Sequence[Series]) -> None:
     """The least, middle and greatest over ranks at the steps that all have."""
-    steps = ranks[0].steps
-    for one in ranks[1:]:
-        steps = np.intersect1d(steps, one.steps)
+    steps = reduce(np.intersect1d, (one.steps for one in ranks))
     if not len(steps):
         return
     table = np.stack([one.values[np.searchsorted(one.steps, steps)] for one in ranks])

@@ -21,6 +21,7 @@ from tapeline.runs.facts import (
 )
 from tapeline.runs.folder import RunFolder
 from tapeline.runs.history import read_metrics
+from tapeline.signals import Series
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +74,14 @@ def diff_runs(first: Path, second: Path, replicates: Sequence[Path] = ()) -> Run
     Raises:
         RunError: a folder isn't that of a run.
     """
-    runs = [RunFolder(path) for path in (first, second)]
-    a, b = (RunFacts.read(run) for run in runs)
-
-    def loss_of(path: Path) -> Any:
-        return read_metrics(RunFolder(path).metrics_path(0)).snapshot["loss"]
-
+    a, b = (RunFacts.read(RunFolder(path)) for path in (first, second))
     divergence = diverge(loss_of(first), loss_of(second), [loss_of(path) for path in replicates])
     return RunDiff(str(first), str(second), tuple(changes_between(a, b)), divergence)
+
+
+def loss_of(run: Path) -> Series:
+    """The losses that a run journalled, each step once."""
+    return read_metrics(RunFolder(run).metrics_path(0)).snapshot["loss"]
 
 
 def changes_between(first: RunFacts, second: RunFacts) -> list[Change]:

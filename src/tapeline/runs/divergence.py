@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -89,9 +90,7 @@ def seed_band(
     Returns:
         `[steps]`, in the unit of the loss; None where they have no step in common.
     """
-    common = steps
-    for one in replicates:
-        common = np.intersect1d(common, one.steps)
+    common = reduce(np.intersect1d, (one.steps for one in replicates), steps)
     if not len(common):
         return None
     table = np.stack([one.values[np.searchsorted(one.steps, common)] for one in replicates])

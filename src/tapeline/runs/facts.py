@@ -101,7 +101,7 @@ _NEVER = re.compile(
 
 def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """Settings that differ; those that decide no bit weigh next to nothing."""
-    first, second = dict(_flat(before["config"])), dict(_flat(after["config"]))
+    first, second = dict(flat(before["config"])), dict(flat(after["config"]))
     given = {*before.get("given", ()), *after.get("given", ())}
     knows_given = "given" in before and "given" in after
     changes = []
@@ -125,8 +125,8 @@ def surrounding_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
     for part in ("data", "environment", "machine", "determinism"):
         if not (before.get(part) and after.get(part)):
             continue
-        first = dict(_flat(before.get(part) or {}, part))
-        second = dict(_flat(after.get(part) or {}, part))
+        first = dict(flat(before.get(part) or {}, part))
+        second = dict(flat(after.get(part) or {}, part))
         changes += [
             _weighed(key, first.get(key), second.get(key))
             for key in sorted(first.keys() | second.keys())
@@ -204,10 +204,10 @@ def _decides(config: Mapping[str, Any], key: str, value: Any) -> bool:
         return True  # it can't be changed alone, or this version doesn't know it
 
 
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every value with its dotted key; lists count as values, arrays of numbers too."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+            yield from flat(inner, f"{prefix}.{key}" if prefix else str(key))
     elif prefix:
         yield prefix, value

@@ -31,8 +31,7 @@ from tapeline.ledger import (
 )
 from tapeline.ledger.tail import boot_id, pace_per_s
 from tapeline.runs.folder import RunFolder
-from tapeline.runs.metrics import with_nan
-from tapeline.runs.summary import finite_or_text
+from tapeline.runs.metrics import with_nan, without_nan
 from tapeline.signals import Limits
 
 _LETTERS = {
@@ -165,7 +164,7 @@ class LiveRun:
             "pace_per_s": self.pace_per_s,
             "attempts": list(self.lives),
             "ranks": [{**asdict(rank), "stale": rank.stale} for rank in self.ranks],
-            "losses": [[step, finite_or_text(loss)] for step, loss in self.losses],
+            "losses": [[step, without_nan(loss)] for step, loss in self.losses],
             "goodput": account.goodput if account else None,
             "ettr": account.ettr if account else None,
             "buckets_ns": account.job.buckets_ns if account else None,

@@ -311,18 +311,18 @@ def _line(record: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(record, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        text = json.dumps(_without_nan(record), separators=(",", ":"))
+        text = json.dumps(without_nan(record), separators=(",", ":"))
     return text.encode() + b"\n"
 
 
-def _without_nan(value: Any) -> Any:
-    """The value with what JSON has no word for as a string."""
+def without_nan(value: Any) -> Any:
+    """A value with the numbers that JSON has no word for as "nan", "inf" and "-inf"."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {key: _without_nan(v) for key, v in value.items()}
+        return {key: without_nan(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(v) for v in value]
+        return [without_nan(v) for v in value]
     return value
 
 

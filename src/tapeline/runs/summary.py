@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from tapeline.errors import TapelineError
 from tapeline.ledger import account_of
 from tapeline.runs.folder import RunFolder
 from tapeline.runs.history import read_metrics
+from tapeline.runs.metrics import without_nan
 
 _LAST_STEPS = 50
 
@@ -90,12 +90,12 @@ def _of_metrics(run: RunFolder) -> dict[str, Any]:
     for name, series in snapshot.series.items():
         kind, _, key = name.partition("validation/")
         if not kind and len(series):
-            validation[key] = finite_or_text(float(series.values[-1]))
+            validation[key] = without_nan(float(series.values[-1]))
             if key == "mse" and np.isfinite(series.values).any():
                 best = float(np.nanmin(series.values))
     return {
         "step": int(loss.steps[-1]) if len(loss) else 0,
-        "loss": finite_or_text(float(loss.values[-_LAST_STEPS:].mean())) if len(loss) else None,
+        "loss": without_nan(float(loss.values[-_LAST_STEPS:].mean())) if len(loss) else None,
         "validation": validation,
         "best_mse": best,
     }
@@ -109,8 +109,3 @@ def _of_ledger(path: Path) -> dict[str, Any]:
     except TapelineError:
         return {"goodput": None, "wall_s": None}
     return {"goodput": account.goodput, "wall_s": account.job.wall_ns / 1e9}
-
-
-def finite_or_text(value: float) -> float | str:
-    """The number, or "nan", "inf", "-inf"."""
-    return value if math.isfinite(value) else str(value)

@@ -20,6 +20,7 @@ from tapeline.files import canonical_json, read_journal, xxh3_file
 from tapeline.ledger import account_of, heartbeat_path, ledger_path, read_ledger
 from tapeline.ledger.phases import NS_PER_S
 from tapeline.runs.diff import RunFacts
+from tapeline.runs.facts import flat
 from tapeline.runs.folder import RECORD, RunFolder
 from tapeline.runs.history import read_metrics
 from tapeline.runs.secrecy import redacted
@@ -101,6 +102,11 @@ class RunView:
                 found[here] = ends_ns[0] + passed.astype(np.int64)
         return found
 
+    def timed(self, series: Series) -> Iterator[tuple[int, float, int]]:
+        """Each entry of a series: its step, its value, and when (see `wall_ns`)."""
+        times_ns = self.wall_ns(series).tolist()
+        return zip(series.steps.tolist(), series.values.tolist(), times_ns, strict=True)
+
 
 def view_of(run: RunFolder) -> RunView:
     """Read a run, live or dead.
@@ -114,7 +120,11 @@ def view_of(run: RunFolder) -> RunView:
     return RunView(
         name=record["config"]["name"],
         identity=facts.identity,
-        params=dict(_params(record["config"], "")),
+        params={
+            key: canonical_json(value) if isinstance(value, list) else value
+            for key, value in flat(record["config"])
+            if value is not None
+        },
         tags={key: str(value) for key, value in _tags(record, facts).items() if value is not None},
         metrics=_metrics(run),
         artifacts=tuple(_artifacts(run)),
@@ -166,16 +176,6 @@ def _times(run: RunFolder) -> dict[int, tuple[Int64Array, Int64Array]]:
             np.concatenate((ends_ns, own_ns)),
         )
     return found
-
-
-def _params(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _params(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            yield f"{prefix}{key}", canonical_json(value)
-        elif value is not None:
-            yield f"{prefix}{key}", value
 
 
 def _tags(record: Mapping[str, Any], facts: RunFacts) -> dict[str, Any]:

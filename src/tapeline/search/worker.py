@@ -11,13 +11,13 @@ import math
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
 
 from tapeline.errors import TapelineError
 from tapeline.search.folder import SearchFolder
@@ -33,42 +33,6 @@ _IDLE_POLLS = 5  # so many times rarer, with nothing to do: each asks the storag
 _SIGNS_PER_LEASE = 4
 
 
-class Process(Protocol):
-    """What runs a job."""
-
-    def poll(self) -> int | None:
-        """The exit code, once there is one."""
-        ...
-
-    def terminate(self) -> None:
-        """Ask it to save and end."""
-        ...
-
-    def kill(self) -> None:
-        """End it."""
-        ...
-
-    def wait(self) -> int:
-        """The exit code, once it has ended."""
-        ...
-
-
-class Work(Protocol):
-    """A job in its folder; `Stretch` is one."""
-
-    def is_busy(self) -> bool:
-        """Whether a process of someone else's is still at it."""
-        ...
-
-    def start(self) -> Process:
-        """Go on with it."""
-        ...
-
-    def outcome(self, code: int | None) -> Outcome | None:
-        """What came of it; None if it isn't done."""
-        ...
-
-
 class Worker:
     """One worker.
 
@@ -80,7 +44,7 @@ class Worker:
     def __init__(
         self,
         search: SearchFolder,
-        work_of: Callable[[Stretch], Work] = lambda stretch: stretch,
+        work_of: Callable[[Stretch], Stretch] = lambda stretch: stretch,
         poll_s: float = _POLL_S,
     ) -> None:
         self.name = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:6]}"
@@ -145,7 +109,7 @@ class Worker:
             return
         self._end(lease, job, stretch, outcome)
 
-    def _watched(self, lease: int, process: Process) -> int | None:
+    def _watched(self, lease: int, process: subprocess.Popen[bytes]) -> int | None:
         """The exit code of a process; None if it was killed, since the lease had gone."""
         told = False
         try:

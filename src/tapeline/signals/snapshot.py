@@ -8,16 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-# Of each step, and of the last step of each logging interval.
-STEP_METRICS = ("loss", "grad_norm", "step_s", "collective_wait_s")
-INTERVAL_METRICS = (
-    "learning_rate",
-    "samples_per_s",
-    "rss_bytes",
-    "device_bytes",
-    "utilisation",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -53,8 +43,10 @@ class Snapshot:
     """A run's metrics at one moment, each step once.
 
     Attributes:
-        series: by name (`STEP_METRICS`, `INTERVAL_METRICS`, `validation/…`); one that was never
-            measured is absent.
+        series: by name; one that was never measured is absent. Of each step are `loss`,
+            `grad_norm`, `step_s` and `collective_wait_s`; of the last step of each logging interval
+            `learning_rate`, `samples_per_s`, `rss_bytes`, `device_bytes`, `utilisation`, `batch_s`;
+            of evaluations `validation/…`.
         resumes: for each later life of the run, the steps done when it began.
     """
 
