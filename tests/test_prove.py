@@ -22,10 +22,10 @@ from tapeline.errors import ConfigError, RunError
 from tapeline.files import read_journal
 from tapeline.prove import Certificate, Trial, prove
 from tapeline.prove.cause import MANY_THREADS, find_causes
+from tapeline.prove.killing import plan_kills, ranks_of_life
 from tapeline.prove.outside import changes, fingerprint, kept_outside
 from tapeline.prove.parting import first_parting
 from tapeline.prove.processes import Command
-from tapeline.prove.schedule import plan_kills, ranks_of_life
 from tapeline.prove.tracing import BATCH, OUTSIDE, Trace, first_difference
 from tapeline.runs import MetricsJournal
 from tapeline.store import write_shards

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -138,6 +139,15 @@ def xxh3_json(value: Any) -> str:
 def sha256_json(value: Any) -> str:
     """The sha256 of `value` as canonical JSON, in hexadecimal."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def finite_json(value: Any) -> Any:
+    """A value as JSON can hold it: a number that isn't finite is None, and keys are text."""
+    if isinstance(value, dict):
+        return {str(key): finite_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def xxh3_file(path: Path) -> str:

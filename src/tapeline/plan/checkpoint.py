@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapeline.errors import TapelineError
 from tapeline.plan.job import Bill, Job
 from tapeline.plan.saving import (
     EFFICIENCY_FLOOR,
+    FACTORS,
     S_PER_HOUR,
     Failures,
     Refused,
@@ -22,6 +22,7 @@ from tapeline.plan.saving import (
     Shares,
     best_interval_s,
     check_carried,
+    each_way,
     expected_efficiency,
     shares,
 )
@@ -33,8 +34,6 @@ from tapeline.reliability import (
     num_saves_before_end,
     young_interval_s,
 )
-
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,25 +151,20 @@ def plan_checkpoint(
     Raises:
         TapelineError: no way can carry the job; says what would have to change for the last one.
     """
-    strategies: list[Strategy] = []
-    refused: list[Refused] = []
-    for save in saves:
-        try:
-            check_carried(save, failures, efficiency_floor)
-        except TapelineError as error:
-            if save is saves[-1] and not strategies:
-                raise
-            refused.append(Refused(save.name, str(error)))
-        else:
-            strategies.append(strategy(save, failures, job))
+
+    def carried(save: Save) -> Strategy:
+        check_carried(save, failures, efficiency_floor)
+        return strategy(save, failures, job)
+
+    strategies, refused = each_way(saves, carried)
     best = min(strategies, key=lambda one: one.overhead + one.shares.in_flight)
     ways = {save.name: save for save in saves}
     return CheckpointPlan(
         failures.mtbf_s,
         failures.restart_s,
         best.name,
-        tuple(strategies),
-        tuple(refused),
+        strategies,
+        refused,
         tuple(contention(save, failures, jobs) for save in saves) if jobs > 1 else (),
         _range(ways[best.name], mtbf) if mtbf else None,
     )

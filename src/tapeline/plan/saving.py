@@ -6,8 +6,11 @@ Does not cover choosing between ways (`checkpoint`), nor measuring.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from tapeline.errors import TapelineError
 from tapeline.plan.inputs import Inputs, Quantity
 from tapeline.reliability import (
     Mtbf,
@@ -20,6 +23,7 @@ from tapeline.reliability import (
 S_PER_HOUR, S_PER_MINUTE = 3600.0, 60.0
 # Below half of the time useful, a job costs twice its price: refused unless told otherwise.
 EFFICIENCY_FLOOR = 0.5
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of what a plan is tried at besides
 
 MTBF_HOURS = Quantity("mtbf_hours", "Mean hours between failures that end the job", 6.0)
 FAILURES = Quantity(
@@ -50,6 +54,8 @@ JOBS = Quantity("jobs", "Jobs that save to the same file system", 1, whole=True,
 FLOOR = Quantity(
     "efficiency_floor", "Least share of useful time worth paying for", EFFICIENCY_FLOOR, most=0.999
 )
+
+Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,26 @@ def expected_efficiency(save: Save, failures: Failures, interval_s: float) -> fl
         mtbf_s=failures.mtbf_s,
         restart_s=failures.restart_s + save.in_flight_s,
     )
+
+
+def each_way(
+    saves: Sequence[Save], plan: Callable[[Save], Plan]
+) -> tuple[tuple[Plan, ...], tuple[Refused, ...]]:
+    """What each way of saving comes to, and the ways that can't carry the job.
+
+    Raises:
+        TapelineError: none can; says what would have to change for the last one.
+    """
+    found: list[Plan] = []
+    refused: list[Refused] = []
+    for save in saves:
+        try:
+            found.append(plan(save))
+        except TapelineError as error:
+            if save is saves[-1] and not found:
+                raise
+            refused.append(Refused(save.name, str(error)))
+    return tuple(found), tuple(refused)
 
 
 def check_carried(save: Save, failures: Failures, floor: float) -> None:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from tapeline.errors import TapelineError
 from tapeline.plan.inputs import Quantity
 from tapeline.plan.job import Bill, Job
-from tapeline.plan.saving import Failures, Refused, Save, expected_efficiency
+from tapeline.plan.saving import (
+    FACTORS,
+    Failures,
+    Refused,
+    Save,
+    each_way,
+    expected_efficiency,
+)
 from tapeline.reliability import exact_interval_s
 
 SPOT_PRICE = Quantity("spot_price_per_hour", "Price of one spot accelerator for an hour", 1.0)
@@ -25,7 +32,6 @@ NOTICE_SECONDS = Quantity(
     "notice_seconds", "Seconds from the notice of an interruption to its end", 120.0, positive=False
 )
 _LEAST_EFFICIENCY = 1e-6  # money over less is no plan
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +117,13 @@ def plan_spot(
     Source: price over efficiency. Where a save fits the notice, an interruption costs that save
         and a restart; where not, it is one more failure of the exponential model (Daly 2006).
     """
-    ways: list[SpotWay] = []
-    refused: list[Refused] = []
-    for save in saves:
-        try:
-            ways.append(_way(save, failures, interruptions, job, spot_price_per_hour))
-        except TapelineError as error:
-            if save is saves[-1] and not ways:
-                raise
-            refused.append(Refused(save.name, str(error)))
+    ways, refused = each_way(
+        saves, lambda save: _way(save, failures, interruptions, job, spot_price_per_hour)
+    )
     best = min(
         ways, key=lambda way: min(way.on_demand.cost_per_useful_hour, way.spot.cost_per_useful_hour)
     )
-    return SpotPlan(tuple(ways), best.name, best.pays, tuple(refused))
+    return SpotPlan(ways, best.name, best.pays, refused)
 
 
 def _way(

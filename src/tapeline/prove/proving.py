@@ -19,11 +19,10 @@ from tapeline.errors import ConfigError, RunError
 from tapeline.files import Journal, atomic_write, canonical_json
 from tapeline.prove.cause import MANY_THREADS, ONE_THREAD, determinism_cost_of, find_causes
 from tapeline.prove.certificate import NAMES, Certificate, Life
-from tapeline.prove.killing import kill_at, last_step, watch
+from tapeline.prove.killing import Kill, kill_at, last_step, plan_kills, ranks_of_life, watch
 from tapeline.prove.parting import final_hashes, first_parting, journalled
 from tapeline.prove.processes import Command
 from tapeline.prove.room import make_room
-from tapeline.prove.schedule import Kill, plan_kills, ranks_of_life
 from tapeline.runs import RunFolder
 from tapeline.world import World
 

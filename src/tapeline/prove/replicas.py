@@ -14,6 +14,7 @@ from typing import Any
 
 from tapeline.config import RunConfig
 from tapeline.errors import ConfigError, TrainingError
+from tapeline.files import finite_json
 from tapeline.run import start
 from tapeline.runs import RunFolder
 
@@ -46,14 +47,8 @@ class Replicas:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON can hold them: an error that isn't finite is None."""
-        return {
-            "evaluated_at": list(self.steps),
-            "curves": {
-                str(seed): [value if math.isfinite(value) else None for value in curve]
-                for seed, curve in self.curves.items()
-            },
-            "failures": {str(seed): text for seed, text in self.failures.items()},
-        }
+        found = {"evaluated_at": self.steps, "curves": self.curves, "failures": self.failures}
+        return finite_json(found)  # type: ignore[no-any-return]
 
 
 def train_variants(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tapeline.errors import TapelineError
+from tapeline.files import finite_json
 from tapeline.ledger import account_of
 from tapeline.plan.search import ASHA, BAYESIAN, GRID, RANDOM, Budget, Strategy, plan_search
 from tapeline.plan.seeds import winners_curse
@@ -155,7 +156,7 @@ class Result:
             **self.rest,
         }
         del found["rest"]
-        return _finite(found)  # type: ignore[no-any-return]
+        return finite_json(found)  # type: ignore[no-any-return]
 
 
 def result_of(search: SearchFolder, progress: Progress = lambda _done, _all: None) -> Result:
@@ -259,11 +260,3 @@ def _planned(search: SearchFolder) -> Strategy | None:
     name = ASHA if len(rungs) > 1 else _NAMES[config.sampler]
     found = plan_search(budget, _BEST_SHARE).strategies
     return next((one for one in found if one.name == name), None)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tapeline.cli.output import print_json, say
+from tapeline.files import finite_json
 from tapeline.plan import Bill, Inputs, Quantity
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Answer:
         return {
             "plan": self.plan,
             "inputs": {name: value.as_dict() for name, value in self.inputs.values.items()},
-            "model": _finite(model),
+            "model": finite_json(model),
             "notes": list(self.notes),
         }
 
@@ -105,11 +105,3 @@ def inputs_table(inputs: Inputs) -> Table:
         source = f"{value.source} ({value.detail})" if value.detail else value.source
         rows.append([value.name, number, source])
     return Table(["input", "value", "from"], rows, "What this is derived from")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
