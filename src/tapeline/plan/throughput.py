@@ -152,11 +152,6 @@ def prefetch_throughput(loader_rate: float, step_rate: float, prefetch: int) -> 
     return less * math.expm1(-(prefetch + 2) * apart) / math.expm1(-(prefetch + 3) * apart)
 
 
-def prefetch_utilisation(capacity: float, prefetch: int) -> float:
-    """Share of time that the step computes, from the loader's rate over the step's."""
-    return min(1.0, prefetch_throughput(capacity, 1.0, prefetch))
-
-
 def depth_needed(capacity: float) -> int:
     """The fewest batches held ready that reach `NEAR` of what endless prefetch gives.
 
@@ -171,7 +166,9 @@ def depth_needed(capacity: float) -> int:
 def _queue(capacity: float, prefetch: int) -> Queue:
     depths = sorted({*DEPTHS, prefetch})
     return Queue(
-        tuple(Depth(depth, prefetch_utilisation(capacity, depth)) for depth in depths),
+        tuple(
+            Depth(depth, min(1.0, prefetch_throughput(capacity, 1.0, depth))) for depth in depths
+        ),
         depth_needed(capacity),
     )
 

@@ -110,10 +110,11 @@ class _Proof:
             watch(command, self._whole, until=self._steps, progress=self._tell(0))
             contract = command.data()["contract"]
         failure = self._under_kills()
+        record = RunFolder(self._whole).record()
         found = Certificate(
-            self._subject(),
+            self._subject(record),
             contract,
-            self._platform(),
+            {"determinism": record["determinism"], "machine": record["machine"]},
             tuple(self._lives),
             self._hashes(),
             parting=first_parting(self._whole, self._killed),
@@ -152,6 +153,7 @@ class _Proof:
         before = len(RunFolder(self._killed).attempts())
         victims: tuple[int, ...] = ()
         failure = None
+        progress = self._tell(self._steps)
         with self._begin(number, ranks, threads) as command:
             try:
                 if kill:
@@ -162,17 +164,12 @@ class _Proof:
                         at_step=kill.at_step,
                         later=kill.later,
                         victims=kill.victims,
-                        progress=self._tell(self._steps),
+                        progress=progress,
                     )
                     self._journal({"life": number + 1, "killed": asdict(killed)})
                     victims = kill.victims
                 else:
-                    watch(
-                        command,
-                        self._killed,
-                        until=self._steps,
-                        progress=self._tell(self._steps),
-                    )
+                    watch(command, self._killed, until=self._steps, progress=progress)
                     command.data()
             except RunError:
                 if not any(code for code in command.wait()):
@@ -230,8 +227,7 @@ class _Proof:
 
         return tell
 
-    def _subject(self) -> dict[str, Any]:
-        record = RunFolder(self._whole).record()
+    def _subject(self, record: dict[str, Any]) -> dict[str, Any]:
         return {
             "name": self._config.name,
             "steps": self._steps,
@@ -240,10 +236,6 @@ class _Proof:
             "ranks": self._trial.ranks[0],
             "threads": MANY_THREADS,
         }
-
-    def _platform(self) -> dict[str, Any]:
-        record = RunFolder(self._whole).record()
-        return {"determinism": record["determinism"], "machine": record["machine"]}
 
     def _hashes(self) -> dict[str, tuple[str, str | None]]:
         whole, killed = _ends(self._whole, self._steps), _ends(self._killed, self._steps)
@@ -256,16 +248,13 @@ def _ends(run: Path, steps: int) -> dict[str, str]:
         return {}
     parts = final_hashes(run, steps)
     losses = journalled(run).snapshot.series["loss"]
-    validations = RunFolder(run).validations()
+    validations = RunFolder(run).validations().items()
+    texts = {str(step): repr(figures) for step, figures in validations}  # nan has a text too
     return {
         **{NAMES.get(part, part): value for part, value in parts.items()},
         "losses": hashlib.sha256(losses.values.tobytes()).hexdigest(),
-        "validation": hashlib.sha256(canonical_json(_texts(validations)).encode()).hexdigest(),
+        "validation": hashlib.sha256(canonical_json(texts).encode()).hexdigest(),
     }
-
-
-def _texts(validations: dict[int, dict[str, Any]]) -> dict[str, str]:
-    return {str(step): repr(found) for step, found in validations.items()}  # nan has a text too
 
 
 def _ranks(number: int) -> str:

@@ -69,7 +69,8 @@ def recreated(record: Mapping[str, Any]) -> Iterator[Recreated]:
                 folder = Path(temporary, str(number))
                 _add(code, folder)
                 moved[code["folder"]] = folder
-                _patch(code, folder)
+                if code["diff"]:
+                    _checked(folder, "apply", "--whitespace=nowarn", "-", text_in=code["diff"])
             again = Recreated(moved)
             _check_sources(record, again)
             yield again
@@ -108,11 +109,6 @@ def _add(code: Mapping[str, Any], folder: Path) -> None:
         )
     if code.get("submodules"):
         _checked(folder, "submodule", "update", "--init", "--recursive")
-
-
-def _patch(code: Mapping[str, Any], folder: Path) -> None:
-    if code["diff"]:
-        _checked(folder, "apply", "--whitespace=nowarn", "-", text_in=code["diff"])
 
 
 def _check_sources(record: Mapping[str, Any], again: Recreated) -> None:

@@ -77,16 +77,11 @@ def read_metrics(path: Path | str) -> Metrics:
 
 
 class _Column:
-    """One metric, as three columns; and what of it was given up."""
+    """One metric, as three columns; and what of it was given up, cut by cut."""
 
     def __init__(self) -> None:
         self.steps, self.values, self.attempts = array("q"), array("d"), array("q")
-        self._given_up: list[Series] = []
-
-    @property
-    def was_cut(self) -> bool:
-        """Whether something of it was given up."""
-        return bool(self._given_up)
+        self.cuts: list[Series] = []
 
     @property
     def last(self) -> int:
@@ -104,7 +99,7 @@ class _Column:
         start = bisect_right(self.steps, after)
         if start == len(self.steps):
             return
-        self._given_up.append(self.standing()[start:])
+        self.cuts.append(self.standing()[start:])
         del self.steps[start:], self.values[start:], self.attempts[start:]
 
     def standing(self) -> Series:
@@ -117,11 +112,8 @@ class _Column:
 
     def given_up(self) -> Series:
         """What doesn't."""
-        return Series(
-            np.concatenate([part.steps for part in self._given_up]),
-            np.concatenate([part.values for part in self._given_up]),
-            np.concatenate([part.attempts for part in self._given_up]),
-        )
+        parts = zip(*((cut.steps, cut.values, cut.attempts) for cut in self.cuts), strict=True)
+        return Series(*map(np.concatenate, parts))
 
 
 class _Lines:
@@ -181,4 +173,4 @@ class _Lines:
 
     def given_up(self) -> dict[str, Series]:
         """What doesn't."""
-        return {name: c.given_up() for name, c in self._columns.items() if c.was_cut}
+        return {name: c.given_up() for name, c in self._columns.items() if c.cuts}

@@ -151,10 +151,6 @@ class SearchConfig(Config):
         """In which the metric is better."""
         return "maximize" if self.metric == "validation.skill" else "minimize"
 
-    def settings(self, values: Values) -> list[str]:
-        """What `--set` gets for a configuration."""
-        return [f"{key}={json.dumps(value)}" for key, value in values.items()]
-
     def base_config(self) -> RunConfig:
         """The configuration that trials are laid over, checked with the ends of every range.
 
@@ -172,7 +168,7 @@ class SearchConfig(Config):
                     fix="Leave it out, and set it in the base",
                 )
             for value in one.ends():
-                RunConfig.load(Path(self.base), self.settings({key: value}))
+                RunConfig.load(Path(self.base), [f"{key}={json.dumps(value)}"])
         if self.metric != "loss" and not base.validation.fraction:
             raise ConfigError(
                 f"{self.base}, key `validation.fraction`",
