@@ -11,8 +11,7 @@ from tapeline.signals.evidence import (
     RankEvidence,
     StepTimes,
 )
-from tapeline.signals.finding import Action, Finding
-from tapeline.signals.snapshot import Series, Snapshot
+from tapeline.signals.snapshot import Action, Finding, Series, Snapshot
 from tapeline.signals.triage import triage
 from tapeline.signals.verdict import Limits, Verdict
 from tapeline.signals.watch import WATCHERS, Watch, examine

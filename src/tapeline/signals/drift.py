@@ -14,8 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from tapeline.signals import baseline
-from tapeline.signals.finding import Finding
-from tapeline.signals.snapshot import Series, Snapshot
+from tapeline.signals.snapshot import Finding, Series, Snapshot
 from tapeline.words import percent
 
 WINDOW, _LEAST = 120, 40  # readings

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from tapeline.signals import baseline
 from tapeline.signals.baseline import BASELINE
-from tapeline.signals.finding import Finding
-from tapeline.signals.snapshot import Series, Snapshot
+from tapeline.signals.snapshot import Finding, Series, Snapshot
 
 _SPIKE_SIGMAS, _SPIKE_RATIO = 8.0, 1.5  # far out, and large enough to matter
 _JOIN_STEPS = 10  # spikes closer than this are one

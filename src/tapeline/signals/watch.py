@@ -10,8 +10,7 @@ import numpy as np
 from tapeline.clock import Clock, SystemClock
 from tapeline.errors import ConfigError
 from tapeline.signals import drift, learning
-from tapeline.signals.finding import Action, Finding
-from tapeline.signals.snapshot import Series, Snapshot
+from tapeline.signals.snapshot import Action, Finding, Series, Snapshot
 
 Schedule = Callable[[int], float]
 Watcher = Callable[[Snapshot, int], Iterator[Finding]]
