@@ -15,6 +15,16 @@ from tapeline.files import tail_records
 from tapeline.ledger.heartbeat import Beat
 from tapeline.ledger.phases import NS_PER_S
 
+_LETTERS = {
+    psutil.STATUS_RUNNING: "R",
+    psutil.STATUS_SLEEPING: "S",
+    psutil.STATUS_IDLE: "I",
+    psutil.STATUS_DISK_SLEEP: "D",
+    psutil.STATUS_STOPPED: "T",
+    psutil.STATUS_TRACING_STOP: "t",
+    psutil.STATUS_ZOMBIE: "Z",
+    psutil.STATUS_DEAD: "X",
+}
 _IN_STEPS = ("data", "transfer", "compute", "communication")
 
 
@@ -91,6 +101,15 @@ def boot_id() -> str | None:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
+
+
+def kernel_state(process: psutil.Process) -> str | None:
+    """The letter that the kernel gives a process, such as "T" for one that was stopped.
+
+    Raises:
+        psutil.Error: it is gone, or its state can't be read.
+    """
+    return _LETTERS.get(process.status())
 
 
 def process_began_ns() -> int:

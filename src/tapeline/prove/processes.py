@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tapeline.errors import RunError
@@ -58,12 +57,7 @@ class Command:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill(range(len(self.processes)))
         self.wait()
         shutil.rmtree(self._folder, ignore_errors=True)

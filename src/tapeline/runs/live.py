@@ -29,21 +29,11 @@ from tapeline.ledger import (
     read_heartbeat,
     read_ledger,
 )
-from tapeline.ledger.tail import boot_id, pace_per_s
+from tapeline.ledger.tail import boot_id, kernel_state, pace_per_s
 from tapeline.runs.folder import RunFolder
 from tapeline.runs.metrics import with_nan, without_nan
 from tapeline.signals import Limits
 
-_LETTERS = {
-    psutil.STATUS_RUNNING: "R",
-    psutil.STATUS_SLEEPING: "S",
-    psutil.STATUS_IDLE: "I",
-    psutil.STATUS_DISK_SLEEP: "D",
-    psutil.STATUS_STOPPED: "T",
-    psutil.STATUS_TRACING_STOP: "t",
-    psutil.STATUS_ZOMBIE: "Z",
-    psutil.STATUS_DEAD: "X",
-}
 _GONE = (None, "Z", "X")
 _CLOCKS_AGREE_S = 2.0
 FINAL = ("finished", "stopped")  # nobody starts such a run again by itself
@@ -274,7 +264,7 @@ def process_state(beat: Beat, age_s: float) -> str | None:
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(beat.pid)
         if process.create_time() <= time.time() - age_s + _CLOCKS_AGREE_S:
-            return _LETTERS.get(process.status())
+            return kernel_state(process)
     return None
 
 

@@ -23,6 +23,7 @@ import psutil
 
 from tapeline.clock import Clock
 from tapeline.ledger import Beat, heartbeat_path, read_heartbeat
+from tapeline.ledger.tail import kernel_state
 from tapeline.signals import Evidence, Exit, Heartbeat, Limits, RankEvidence, Verdict, triage
 from tapeline.supervise.launch import Launch
 from tapeline.supervise.processes import publish
@@ -239,14 +240,5 @@ def _state(pid: int | None) -> str | None:
     if pid is None:
         return None
     with contextlib.suppress(psutil.Error):
-        status = psutil.Process(pid).status()
-        letters = {
-            psutil.STATUS_RUNNING: "R",
-            psutil.STATUS_SLEEPING: "S",
-            psutil.STATUS_DISK_SLEEP: "D",
-            psutil.STATUS_STOPPED: "T",
-            psutil.STATUS_TRACING_STOP: "t",
-            psutil.STATUS_ZOMBIE: "Z",
-        }
-        return letters.get(status)
+        return kernel_state(psutil.Process(pid))
     return None
