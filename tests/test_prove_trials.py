@@ -16,8 +16,8 @@ from tapeline.config import RunConfig
 from tapeline.errors import ConfigError, RunError
 from tapeline.prove import BatchRow, BatchSweep, compare_precision, sweep_batch
 from tapeline.prove.precision import judge
-from tapeline.prove.replicas import Replicas
-from tapeline.report.seed_figures import band_figure
+from tapeline.prove.variants import Variant
+from tapeline.report.seed_figures import seed_band_figure
 from tapeline.runs.spread import compare
 from tapeline.store import write_shards
 from tapeline.tape import synthetic_sessions
@@ -75,7 +75,7 @@ def tapeline(workplace, *words, sets=()):
 
 def replicas(*curves, steps=None, failures=None):
     length = len(curves[0])
-    return Replicas(
+    return Variant(
         steps or tuple(range(10, 10 * length + 1, 10)), dict(enumerate(curves)), failures or {}
     )
 
@@ -158,7 +158,7 @@ def test_a_reference_that_breaks_off_cannot_judge():
 
 def test_a_curve_that_breaks_off_can_be_drawn():
     curves = {"float32": [[1.0, 2.0], [2.0, 3.0]], "bfloat16": [[1.0, math.inf]]}
-    figure = band_figure((10, 20), curves, [(0.0, 3.0), (1.0, 4.0)], "note")
+    figure = seed_band_figure((10, 20), curves, [(0.0, 3.0), (1.0, 4.0)], "note")
     labels = figure.axes[0].get_legend_handles_labels()[1]
     assert labels == ["seed band of float32", "float32, mean of seeds", "bfloat16, mean of seeds"]
 

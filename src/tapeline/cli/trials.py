@@ -68,11 +68,11 @@ def compare_precision(
 
 def _draw_precision(found: PrecisionTrial, stem: Path) -> None:
     from tapeline.report.figures import save_figure
-    from tapeline.report.seed_figures import band_figure
+    from tapeline.report.seed_figures import seed_band_figure
 
     sides = {"float32": found.reference, found.candidate: found.other}
     curves = {name: list(side.curves.values()) for name, side in sides.items()}
-    figure = band_figure(found.reference.steps, curves, found.limits(), found.sentence())
+    figure = seed_band_figure(found.reference.steps, curves, found.limits(), found.sentence())
     save_figure(figure, stem)
 
 

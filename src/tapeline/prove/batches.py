@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from tapeline.config import RunConfig
 from tapeline.errors import ConfigError
-from tapeline.prove.replicas import Progress, Replicas, Say, train_variants
 from tapeline.prove.room import make_room
+from tapeline.prove.variants import Progress, Say, Variant, train_variants
 from tapeline.runs.spread import CONFIDENCE, Comparison, compare
 from tapeline.words import percent
 
@@ -39,7 +39,7 @@ class BatchRow:
     batch: int
     steps: int
     effort: Effort
-    replicas: Replicas
+    replicas: Variant
     against: Comparison | None
 
     @property
@@ -72,7 +72,7 @@ class BatchSweep:
         lr_rescale: how the learning rate grew with the batch.
     """
 
-    base: Replicas
+    base: Variant
     batch: int
     steps: int
     rows: tuple[BatchRow, ...]

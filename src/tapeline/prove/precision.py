@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from tapeline.config import RunConfig
-from tapeline.prove.replicas import Progress, Replicas, Say, train_variants
 from tapeline.prove.room import make_room
+from tapeline.prove.variants import Progress, Say, Variant, train_variants
 from tapeline.runs.spread import Comparison, Spread, compare, spread_of
 from tapeline.words import percent
 
@@ -34,8 +34,8 @@ class PrecisionTrial:
     """
 
     candidate: str
-    reference: Replicas
-    other: Replicas
+    reference: Variant
+    other: Variant
     bands: tuple[Spread, ...]
     outside: tuple[int, ...]
     last: Comparison | None
@@ -115,7 +115,7 @@ def compare_precision(
     return judge(candidate, found[REFERENCE], found[candidate])
 
 
-def judge(candidate: str, reference: Replicas, other: Replicas) -> PrecisionTrial:
+def judge(candidate: str, reference: Variant, other: Variant) -> PrecisionTrial:
     """Hold one precision's errors against the other's.
 
     Raises:

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from tapeline.report.style import COLOURS, SERIES, picture, plain
 
 
-def band_figure(
+def seed_band_figure(
     steps: Sequence[int],
     curves: Mapping[str, Sequence[Sequence[float]]],
     band: Sequence[tuple[float, float]],

@@ -24,7 +24,7 @@ _EVALUATIONS = 10  # over a run, at least
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
+class Variant:
     """What the seeds of one variant came to.
 
     Attributes:
@@ -58,7 +58,7 @@ def train_variants(
     out: Path,
     say: Say,
     progress: Progress | None = None,
-) -> dict[str, Replicas]:
+) -> dict[str, Variant]:
     """Train every variant with every seed, seed by seed, each as a run in a folder of its own.
 
     Args:
@@ -81,7 +81,7 @@ def train_variants(
     settings = {name: _variant(config, name, changes) for name, changes in variants.items()}
     total = seeds * sum(setting.training.steps for setting in settings.values())
     before = 0
-    found: dict[str, Replicas] = {}
+    found: dict[str, Variant] = {}
     for seed in range(config.seed, config.seed + seeds):
         for name, setting in settings.items():
             say(f"{name}, seed {seed}: {setting.training.steps:,} steps")
@@ -96,7 +96,7 @@ def train_variants(
             steps = _evaluations(setting)
             errors = RunFolder(run).validations()
             curve = [errors[step]["mse"] if step in errors else math.inf for step in steps]
-            replicas = found.setdefault(name, Replicas(steps, {}, {}))
+            replicas = found.setdefault(name, Variant(steps, {}, {}))
             replicas.curves[seed] = curve
             if failure:
                 replicas.failures[seed] = failure
