@@ -138,7 +138,7 @@ def test_a_timeline_tells_ranks_kills_downtime_saves_and_stalls(tmp_path):
 def seen_row(seen):
     from tapeline.report.run_times import timeline_row
 
-    return timeline_row(seen, seen.account.ranks[0])
+    return timeline_row(seen.account, seen.ledgers, seen.account.ranks[0])
 
 
 @pytest.mark.parametrize(

@@ -147,9 +147,8 @@ def _time(seen: LiveRun) -> RenderableType:
         return Text(f"goodput   unknown: {printable(seen.problem or '')}")
     spent = seen.account.job.buckets_ns
     whole = sum(spent.values()) or 1
-    goodput = seen.account.goodput
     bar, legend = Text("goodput   "), Text()
-    bar.append("unknown" if goodput is None else format_percent(goodput)).append("  ")
+    bar.append(f"{format_percent(seen.account.goodput)}  ")
     for bucket, (glyph, hue) in _LOOKS.items():
         share = spent[bucket] / whole
         bar.append(glyph * round(_WIDTH * share), hue)

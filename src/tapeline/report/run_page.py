@@ -116,15 +116,12 @@ def _headline(seen: SeenRun) -> list[tuple[str, str, str]]:
 
 
 def _of_account(account: Account) -> list[tuple[str, str, str]]:
-    def share(value: float | None) -> str:
-        return "unknown" if value is None else format_percent(value)
-
     cost = account.cost()
-    told = [("goodput", share(account.goodput), "useful time over all time")]
+    told = [("goodput", format_percent(account.goodput), "useful time over all time")]
     if cost:
         useful = format_number(cost["useful"])
         told.append(("money", format_number(sum(cost.values())), f"{useful} of it useful"))
-    return [*told, ("ETTR", share(account.ettr), "neither lost nor startup")]
+    return [*told, ("ETTR", format_percent(account.ettr), "neither lost nor startup")]
 
 
 def _happened(seen: SeenRun) -> Happened:

@@ -65,10 +65,7 @@ def bucket_bars(accounts: Mapping[str, Account]) -> Bars:
         for bucket, share in zip(BUCKETS, shares[name], strict=True):
             money = f", {format_number(cost[bucket])}" if cost else ""
             notes[bucket] = f"{format_percent(share)}{money}"
-    useful = {
-        name: "unknown" if account.goodput is None else format_percent(account.goodput)
-        for name, account in accounts.items()
-    }
+    useful = {name: format_percent(account.goodput) for name, account in accounts.items()}
     told = (
         f"{name}: "
         + ", ".join(f"{b} {percent(s, '.1f')}" for b, s in zip(BUCKETS, of_run, strict=True))
@@ -114,17 +111,20 @@ def attempts(seen: SeenRun) -> Section:
     table = Table(["attempt", "from step", "to step", "ranks", "ended", "evidence"], rows, "")
     if seen.account is None:
         return Section("Attempts", "Without a ledger only their order is known.", table=table)
-    ranks = _shown(seen.account.ranks)
-    begins, ends = _marks(seen)
+    account = seen.account
+    ranks = _shown(account.ranks)
+    begins, ends = _marks(seen, account)
     kills = [mark.attempt for mark in ends if mark.killed]
-    more = f" Of {len(seen.account.ranks)} ranks, those with the least useful time are shown."
+    more = f" Of {len(account.ranks)} ranks, those with the least useful time are shown."
     return Section(
         "Attempts",
         "What each rank did, when. Where something took less than the picture can show, its share "
         "of that stretch is drawn as height. Steps that were done again, and starts after a "
         "failure, count as lost; time in which the run was over is left out."
-        + (more if len(ranks) < len(seen.account.ranks) else ""),
-        figure=timeline_figure([timeline_row(seen, rank) for rank in ranks], begins, ends),
+        + (more if len(ranks) < len(account.ranks) else ""),
+        figure=timeline_figure(
+            [timeline_row(account, seen.ledgers, rank) for rank in ranks], begins, ends
+        ),
         alt=f"{len(seen.lives)} attempts of {len(ranks)} ranks over time"
         + (f"; killed: attempt {', '.join(map(str, kills))}." if kills else "; none was killed."),
         table=table,
@@ -136,30 +136,24 @@ def _shown(ranks: tuple[RankAccount, ...]) -> list[RankAccount]:
     return sorted(worst, key=lambda rank: rank.rank)
 
 
-def _offset_ns(seen: SeenRun, rank: RankAccount) -> int:
+def _offset_ns(account: Account, rank: RankAccount) -> int:
     """From the begin of the run's first attempt to that of the rank's own first."""
-    assert seen.account is not None
-    return rank.lives[0].wall_begin_ns - min(
-        one.lives[0].wall_begin_ns for one in seen.account.ranks
-    )
+    return rank.lives[0].wall_begin_ns - min(one.lives[0].wall_begin_ns for one in account.ranks)
 
 
-def _marks(seen: SeenRun) -> tuple[list[Mark], list[Mark]]:
+def _marks(seen: SeenRun, account: Account) -> tuple[list[Mark], list[Mark]]:
     """When attempts began and ended, over all ranks."""
-    assert seen.account is not None
     begins: dict[int, float] = {}
     ends: dict[int, float] = {}
-    for rank in seen.account.ranks:
-        offset_ns = _offset_ns(seen, rank)
+    for rank in account.ranks:
+        offset_ns = _offset_ns(account, rank)
         for life in rank.lives:
             begin_s = (offset_ns + life.begin_ns) / NS_PER_S
             end_s = begin_s + life.lived_ns / NS_PER_S
             begins[life.attempt] = min(begin_s, begins.get(life.attempt, begin_s))
             ends[life.attempt] = max(end_s, ends.get(life.attempt, end_s))
     # A rank that was killed closed nothing; one that lives hasn't yet.
-    killed = {
-        life.attempt for rank in seen.account.ranks for life in rank.lives if life.how is None
-    }
+    killed = {life.attempt for rank in account.ranks for life in rank.lives if life.how is None}
     if not seen.crashed:
         killed -= {life["attempt"] for life in seen.lives[-1:] if "how" not in life}
     return (
@@ -168,15 +162,14 @@ def _marks(seen: SeenRun) -> tuple[list[Mark], list[Mark]]:
     )
 
 
-def timeline_row(seen: SeenRun, rank: RankAccount) -> Row:
+def timeline_row(account: Account, ledgers: list[RankLedger], rank: RankAccount) -> Row:
     """One rank over time, with the buckets that its account counts."""
-    assert seen.account is not None
-    ledger = next(one for one in seen.ledgers if one.rank == rank.rank)
-    offset_ns = _offset_ns(seen, rank)
+    ledger = next(one for one in ledgers if one.rank == rank.rank)
+    offset_ns = _offset_ns(account, rank)
     begin_ns = {life.attempt: offset_ns + life.begin_ns for life in rank.lives}
     row = Row(f"rank {rank.rank}")
-    most = max(_FEWEST_PIECES, _PIECES // min(_MOST_RANKS, len(seen.account.ranks)))
-    segments = timeline(ledger, seen.ledgers, most=most)
+    most = max(_FEWEST_PIECES, _PIECES // min(_MOST_RANKS, len(account.ranks)))
+    segments = timeline(ledger, ledgers, most=most)
     again = {life.attempt for life in rank.lives if life.starts_again}
     for segment in segments:
         base_ns = begin_ns[segment.attempt]

@@ -82,8 +82,10 @@ def format_bytes(num_bytes: int) -> str:
     return f"{number} {_BYTE_UNITS[power]}"
 
 
-def format_percent(share: float) -> str:
-    """A share of one in percent: whole from 10 % on, one decimal below."""
+def format_percent(share: float | None) -> str:
+    """A share of one in percent: whole from 10 % on, one decimal below; None is unknown."""
+    if share is None:
+        return "unknown"
     if not math.isfinite(share):
         return f"{format_number(share)} %"
     percent = 100 * share
