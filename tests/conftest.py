@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -61,6 +62,12 @@ def warm(tmp_path_factory):
     with tools(tmp_path_factory.mktemp("tools")) as folder:
         rest = [str(Path(sys.executable).parent), os.environ["PATH"]]
         yield {**os.environ, "PATH": os.pathsep.join([str(folder), *rest]), "COLUMNS": "200"}
+
+
+@pytest.fixture
+def warm_python(warm, monkeypatch):
+    """What is started by `sys.executable` is there at once too."""
+    monkeypatch.setattr(sys, "executable", shutil.which("python", path=warm["PATH"]))
 
 
 @pytest.fixture

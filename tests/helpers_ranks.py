@@ -87,16 +87,18 @@ class Command:
     """`tapeline …` on several ranks, in the environment that torchrun gives each.
 
     Without its agent, which ends all ranks soon after one: here each ends by itself.
+    `program` is called instead of `tapeline`, with the arguments in `sys.argv`.
     """
 
-    def __init__(self, world_size, *argv, folder):
+    def __init__(self, world_size, *argv, folder, program=main):
         self._folder = Path(tempfile.mkdtemp(dir=folder))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         self.processes = [
             FORKS.Process(
-                target=_command, args=(rank, world_size, port, self._folder, list(map(str, argv)))
+                target=_command,
+                args=(rank, world_size, port, self._folder, list(map(str, argv)), program),
             )
             for rank in range(world_size)
         ]
@@ -114,9 +116,13 @@ class Command:
 
     def done(self):
         """What rank 0 printed as JSON, once all ranks have ended well."""
+        return json.loads(self.printed())
+
+    def printed(self):
+        """What rank 0 printed, once all ranks have ended well."""
         codes = self.wait()
         assert set(codes) == {0}, (codes, [self.told(rank) for rank in range(len(codes))])
-        return json.loads((self._folder / "out-0").read_text())
+        return (self._folder / "out-0").read_text()
 
     def told(self, rank):
         """What a rank said on standard error."""
@@ -139,7 +145,7 @@ class Command:
                     self.processes[rank].join()
 
 
-def _command(rank, world_size, port, folder, argv):
+def _command(rank, world_size, port, folder, argv, program):
     for name, number in (("out", 1), ("err", 2)):
         os.dup2(os.open(folder / f"{name}-{rank}", os.O_WRONLY | os.O_CREAT), number)
     os.environ |= {
@@ -152,7 +158,7 @@ def _command(rank, world_size, port, folder, argv):
     sys.argv = ["tapeline", *argv]
     sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1) for n in (1, 2))
     try:
-        main()
+        program()
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(ValueError):

@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
+
+from helpers_examples import in_child, output_of
+from helpers_ranks import FORKS
 
 from tapeline.ledger import account_of, heartbeat_path, read_heartbeat
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
 
 def run(name, folder, *arguments):
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, folder, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """What an example prints as a command."""
+
+    def command():
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+        return output_of(name, folder, *arguments)
+
+    return in_child(command)
 
 
 def test_own_loop_killed_and_started_again(tmp_path) -> None:
-    first = subprocess.Popen(
-        [sys.executable, EXAMPLES / "ledger_own_loop.py", tmp_path, "1000000"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    first = FORKS.Process(target=output_of, args=("ledger_own_loop", tmp_path, "1000000"))
+    first.start()
     deadline = time.monotonic() + 90
     beat = None
     while (beat is None or beat.step < 120) and time.monotonic() < deadline:
         time.sleep(0.02)
         beat = read_heartbeat(heartbeat_path(tmp_path, 0))
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.kill()
+    first.join()
     reached = read_heartbeat(heartbeat_path(tmp_path, 0))
     assert reached is not None and reached.step >= 120
-    told = run("ledger_own_loop.py", tmp_path, str(reached.step + 100))
+    told = run("ledger_own_loop", tmp_path, reached.step + 100)
     assert "goodput" in told
     account = account_of(tmp_path)
     killed, second = account.ranks[0].lives
@@ -55,8 +49,9 @@ def test_own_loop_killed_and_started_again(tmp_path) -> None:
 
 
 def test_lightning_in_two_lives(tmp_path) -> None:
-    run("ledger_lightning.py", tmp_path, "1")
-    run("ledger_lightning.py", tmp_path, "2")
+    importlib.import_module("lightning")
+    run("ledger_lightning", tmp_path, 1)
+    run("ledger_lightning", tmp_path, 2)
     account = account_of(tmp_path)
     assert [(life.from_step, life.step) for life in account.ranks[0].lives] == [(0, 32), (32, 64)]
     assert account.job.kept_steps == 64 and account.job.redone_steps == 0
@@ -67,7 +62,7 @@ def test_lightning_in_two_lives(tmp_path) -> None:
 
 
 def test_accelerate(tmp_path) -> None:
-    told = run("ledger_accelerate.py", tmp_path, "2")
+    told = run("ledger_accelerate", tmp_path, 2)
     account = account_of(tmp_path)
     assert told.startswith(f"goodput {account.goodput:.1%}")
     assert account.job.kept_steps == 128

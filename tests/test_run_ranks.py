@@ -116,9 +116,8 @@ def whole(workplace) -> dict:
     return result_of(run, train(workplace, 1, run).done())
 
 
-@pytest.mark.parametrize("world_size", [3, 4])
-def test_any_number_of_ranks_does_the_same_run(workplace, whole, world_size):
-    run = workplace / f"on-{world_size}"
+def test_another_number_of_ranks_does_the_same_run(workplace, whole):
+    run, world_size = workplace / "on-3", 3
     assert result_of(run, train(workplace, world_size, run).done()) == whole
     record = json.loads((run / "run.json").read_text())
     assert record["contract"]["text"] == (

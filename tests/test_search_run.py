@@ -64,8 +64,7 @@ def workplace(tmp_path):
     return tmp_path
 
 
-@pytest.mark.timeout(300)  # four processes that import torch, on a machine that may be loaded
-def test_a_search_of_real_runs_from_the_command_to_its_figures(workplace):
+def test_a_search_of_real_runs_from_the_command_to_its_figures(workplace, warm_python):
     out = workplace / "found"
     command = ["search", str(workplace / "space.toml"), "--out", str(out), "--json"]
     done = CliRunner().invoke(app, command)
@@ -105,7 +104,6 @@ def test_a_search_of_real_runs_from_the_command_to_its_figures(workplace):
     assert "on 2 fresh seeds" in shown.output
 
 
-@pytest.mark.timeout(300)  # as above, of one process
 def test_a_configuration_that_cannot_be_trained_is_a_trial_that_failed_and_says_why(workplace):
     text = SPACE.replace(
         "training.learning_rate = { log = [1e-4, 1e-2] }",

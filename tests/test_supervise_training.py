@@ -69,21 +69,16 @@ def test_losing_one_of_four_goes_on_with_three_to_the_same_bits(tmp_path, number
     ],
     ids=["of a new run", "of one that goes on"],
 )
-def test_a_wrong_configuration_ends_at_once_with_its_sentence(tmp_path, mistake, told):
+def test_a_wrong_configuration_ends_at_once_with_its_sentence(tmp_path, tapeline, mistake, told):
     prepare(tmp_path, rank=0, number=0)
     run, config = tmp_path / "run", tmp_path / "run.toml"
     goes_on = mistake.startswith("training")
     if goes_on:
         start(RunConfig.load(config, ["training.steps=1"]), run)
     argv = ("supervise", run if goes_on else config, "--out", run, "--ranks", "2", "--warm")
-    done = subprocess.run(
-        [sys.executable, "-m", "tapeline", *map(str, argv), "--set", mistake],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(told.format(run=run) + "\n", done.stderr), done.stderr
+    code, out, err = tapeline(*argv, "--set", mistake)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(told.format(run=run) + "\n", err), err
     (life,) = read_journal(run / "supervise/history.jsonl")
     assert life["how"] == "refused"
     assert not (run / "supervise/quarantine.json").exists()
@@ -118,7 +113,7 @@ def test_told_to_stop_while_no_place_is_fit_it_says_once_what_it_waits_for(tmp_p
     assert supervisor.returncode == 75
 
 
-def test_a_run_that_met_its_criteria_to_stop_is_not_started_again(tmp_path):
+def test_a_run_that_met_its_criteria_to_stop_is_not_started_again(tmp_path, tapeline):
     prepare(tmp_path, rank=0, number=0)
     file, run = tmp_path / "run.toml", tmp_path / "run"
     command = [sys.executable, "-m", "tapeline", "supervise", str(file), "--out", str(run)]
@@ -149,11 +144,9 @@ def test_a_run_that_met_its_criteria_to_stop_is_not_started_again(tmp_path):
         "settings that leave the run's computation alone, found training.steps=61"
         in (other.stderr.splitlines()[-1])
     )
-    elsewhere = subprocess.run(
-        [*again, "--out", str(tmp_path / "other")], capture_output=True, text=True, check=False
-    )
-    assert elsewhere.returncode == 2
-    assert elsewhere.stderr == (
+    code, _, err = tapeline("supervise", run, "--out", tmp_path / "other")
+    assert code == 2
+    assert err == (
         f"tapeline: --out: expected {run}, the folder of the run that is gone on with, found "
         f"{tmp_path}/other. Leave it out, or give a TOML file to begin another run.\n"
     )
