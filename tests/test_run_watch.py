@@ -203,13 +203,19 @@ def test_a_rollback_gives_the_run_that_never_met_those_batches(
     assert result.losses == expected.losses
 
 
+@pytest.fixture(scope="module")
+def rolled_back(workplace, marks) -> tuple[RunConfig, RunResult]:
+    """A run that rolled back once, of a spike."""
+    config = spoilt(workplace, marks, 1e3, "watch.loss_spike=rollback", "checkpoint.every=7")
+    return config, start(config, workplace / "rolled-back")
+
+
 @pytest.mark.parametrize("dies_at", [0, 51, 55, 60])
 def test_a_run_that_was_rolled_back_and_killed_is_the_same_run(
-    workplace, marks, dies_at, tmp_path, monkeypatch
+    rolled_back, dies_at, tmp_path, monkeypatch
 ):
     """Killed before the next life begins, on the way to the batches, and behind them."""
-    config = spoilt(workplace, marks, 1e3, "watch.loss_spike=rollback", "checkpoint.every=7")
-    whole = start(config, tmp_path / "whole")
+    config, whole = rolled_back
     run = tmp_path / "killed"
     lives_begun = []
 
@@ -237,15 +243,15 @@ def test_a_run_that_was_rolled_back_and_killed_is_the_same_run(
     assert len(read_journal(run / "passed_over.jsonl")) == 1
 
 
-def test_what_was_passed_over_outlives_the_loss_of_its_journal(workplace, marks, tmp_path):
-    config = spoilt(workplace, marks, 1e3, "watch.loss_spike=rollback", "checkpoint.every=7")
-    whole = start(config, tmp_path / "run")
-    (tmp_path / "run" / "passed_over.jsonl").unlink()
-    shelf = Shelf(whole.folder / "checkpoints")
+def test_what_was_passed_over_outlives_the_loss_of_its_journal(rolled_back, tmp_path):
+    _, whole = rolled_back
+    run = Path(shutil.copytree(whole.folder, tmp_path / "run"))
+    (run / "passed_over.jsonl").unlink()
+    shelf = Shelf(run / "checkpoints")
     for step in (70, 77, 84, 90):
         shutil.rmtree(shelf.path(step))
-    assert resume(whole.folder).part_sha256 == whole.part_sha256
-    assert resume(whole.folder).from_step == STEPS
+    assert resume(run).part_sha256 == whole.part_sha256
+    assert resume(run).from_step == STEPS
 
 
 def test_a_rollback_has_its_limits(workplace, marks, tmp_path):
