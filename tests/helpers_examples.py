@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -15,7 +16,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from tapeline.readiness import ready
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
+_ready = functools.cache(ready)  # once here, and not in each child
 
 
 def load_example(name: str) -> ModuleType:
@@ -35,6 +39,7 @@ def output_of(name: str, *arguments: object) -> str:
 
 def in_child(work: Callable[[], object]) -> object:
     """What `work` returns in a process of its own, as JSON; None if that was killed."""
+    _ready()
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
