@@ -413,7 +413,7 @@ def test_resuming_what_is_no_run(tmp_path):
         ("data.target=mud", StoreError, "found `mud`"),
         ("data.store=nowhere", StoreError, "found no store"),
         ("windows.length=400", None, "expected a session with at least 410 valid rows"),
-        ("model.factory=noisy_model:nothing", ConfigError, "has no attribute 'nothing'"),
+        ("model.factory=noisy_model:nothing", ConfigError, "found none named nothing"),
         ("model.factory=no_such_module:net", ConfigError, "No module named 'no_such_module'"),
         ("model.factory=noisy_model:not_a_module", ConfigError, "expected a callable that returns"),
         ("model.arguments={depth=3}", ConfigError, "unexpected keyword argument 'depth'"),

@@ -90,7 +90,8 @@ def test_a_file_that_none_recognises_names_them_all(tmp_path):
         assert f"{reader.name} ({reader.looks_for})" in message
     assert message.endswith(
         "found none of them, but a file that begins with `Dear diary`. Pin format (`--reader "
-        "NAME`) if it is one of these, or convert the file to a CSV with a time column."
+        "NAME`) if it is one of these; of a CSV whose time column has another name, say which "
+        "(`--reader table --set options.time=NAME`)."
     )
     path.write_bytes(b"\x00\xff\x00\x01")
     with pytest.raises(TapeError, match="begins with `00 ff 00 01`"):

@@ -105,6 +105,10 @@ def test_a_bar_is_known_at_its_end(tmp_path):
     assert session.values[0].tolist() == pytest.approx([0, -0.31, 0.67, -0.5, 2_209_795], abs=1e-6)
     assert session.valid.tolist() == [True, True, False, True, True]
     assert report.counts.rows_missing == 1
+    assert report.counts.other == {
+        "bars missing inside a session, the rows around them being neighbours: `step_s` gives "
+        "each a row": 1
+    }
     (closed,), report = read(write(tmp_path, BARS), stamp="close", **NEW_YORK)
     assert (closed.times // 10**9 - START_S).tolist() == [0, 60, 120, 180, 300]
     assert report.detected["interval_s"] == "60"
@@ -240,6 +244,42 @@ def test_a_bar_that_ends_after_its_session_has_a_row_of_its_own_and_none_on_a_gr
             num_lost,
         )
         assert session.made["bar_s"] == "3600"
+
+
+@pytest.mark.parametrize("block_rows", [2, 1000])
+def test_bars_that_share_a_time_or_lack_are_counted(tmp_path, monkeypatch, block_rows):
+    monkeypatch.setattr("tapeline.tape.readers.text.BLOCK_BYTES", 64 * block_rows)
+    minutes = (0, 1, 1, 1, 2, 5, 6, 8)
+    lines = [f"2019-11-0{day} 09:3{at}:00,1,1,1,1,7" for day in (5, 6) for at in minutes]
+    path = write(tmp_path, lines)
+    rows, report = read(path, stamp="open", **NEW_YORK)
+    assert [len(session) for session in rows] == [8, 8]
+    assert str(report).splitlines()[2:] == [
+        "  4 bars of the same time as the one before, each a row of its own",
+        "  6 bars missing inside a session, the rows around them being neighbours: `step_s` gives "
+        "each a row",
+    ]
+    grid = GridOptions(step_ns=60 * 10**9)
+    tape = read_tape(path, format="table", grid=grid, options={"stamp": "open", **NEW_YORK})
+    assert [len(session) for session in tape] == [9, 9]
+    assert list(tape.report.counts.other.items()) == [
+        ("bars of the same time as the one before, which they replace", 4),
+        (
+            "bars missing inside a session, the one before shown as long as `max_age_s` lets it",
+            6,
+        ),
+    ]
+
+
+def test_prices_written_as_text_are_refused(tmp_path):
+    path = write(tmp_path, [line.replace(",3080", ",$3080") for line in BARS])
+    assert refusal(path, stamp="open", **NEW_YORK) == (
+        "FILE, column High: expected numbers in a bar's prices, found `$3080.33`. Write plain "
+        "numbers, or name the columns to take, with columns (`--set "
+        '\'options.columns=["a", "b"]\'`).'
+    )
+    (session,), _ = read(path, stamp="open", columns=["Volume"], **NEW_YORK)
+    assert len(session) == 5
 
 
 def test_the_day_of_a_daily_bar_is_the_one_it_opens_on(tmp_path):

@@ -78,7 +78,8 @@ def _healthy(evidence: Evidence) -> Verdict:
         (),
         (f"all of {evidence.num_ranks} ranks seen, none ended or stuck", *_shares(evidence)),
         "a slower run than one like it on the same machine",
-        "Nothing: what is left to gain is in computing itself",
+        "Nothing around the steps: the rest is computing, and `torch.profiler` says in which "
+        "operations, a few large ones or many small",
     )
 
 

@@ -57,8 +57,8 @@ def detect(path: Path | str) -> type[Reader]:
         path,
         expected="; ".join(f"{reader.name} ({reader.looks_for})" for reader in READERS.values()),
         found=f"none of them, but a file that begins with `{shown}`",
-        fix="Pin format (`--reader NAME`) if it is one of these, or convert the file to a CSV with "
-        "a time column",
+        fix="Pin format (`--reader NAME`) if it is one of these; of a CSV whose time column has "
+        "another name, say which (`--reader table --set options.time=NAME`)",
     )
 
 

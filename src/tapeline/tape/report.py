@@ -179,7 +179,7 @@ class TapeReport:
             f"{counts.rows_marked:,} of them marked{listed(counts.marked())}",
         ]
         lines += [f"  {_told(number, what)}" for number, what in self._handled() if number]
-        lines += [f"  {number:,} {what}" for what, number in counts.other.items()]
+        lines += [f"  {_told(number, what)}" for what, number in counts.other.items()]
         if counts.outside_first_ns is not None and counts.outside_last_ns is not None:
             lines.append(
                 f"  {counts.outside:,} events outside every session, "

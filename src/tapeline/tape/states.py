@@ -60,6 +60,8 @@ class StateGrid:
         kinds = _kinds(block)
         if isinstance(block, BookStates):
             self._count(kinds[num_carried:])
+        elif block.bar_ns:
+            self._count_bars(block)
         if self._options.step_ns is None:
             at = np.arange(num_carried, len(block))
             at = at[self._limits_ns[kinds[at]] != FOREVER]
@@ -164,6 +166,25 @@ class StateGrid:
         self._counts.states_crossed += found[CROSSED]
         self._counts.states_locked += found[LOCKED]
         self._counts.states_one_sided += found[ONE_SIDED]
+
+    def _count_bars(self, bars: TableRows) -> None:
+        """Bars that share a time, or lack between two of a session: no rule repairs either."""
+        steps_ns, on_grid = np.diff(bars.times_ns), self._options.step_ns is not None
+        missing = np.maximum(-(-steps_ns // bars.bar_ns) - 1, 0).sum()
+        self._counts.count(
+            "bars of the same time as the one before, "
+            + ("which they replace" if on_grid else "each a row of its own"),
+            int(np.count_nonzero(steps_ns == 0)),
+        )
+        self._counts.count(
+            "bars missing inside a session, "
+            + (
+                "the one before shown as long as `max_age_s` lets it"
+                if on_grid
+                else "the rows around them being neighbours: `step_s` gives each a row"
+            ),
+            int(missing),
+        )
 
 
 def _kinds(block: BookStates | TableRows) -> Int64Array:

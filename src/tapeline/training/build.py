@@ -108,8 +108,8 @@ def _imported(config: ModelConfig, where: str) -> Any:
     if config.folder is not None and config.folder not in sys.path:
         sys.path.append(config.folder)  # behind everything: a file there must not hide a package
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
         raise ConfigError(
             where,
             expected="an importable `package.module:callable`",
@@ -118,6 +118,14 @@ def _imported(config: ModelConfig, where: str) -> Any:
         ) from None
     except Exception as error:
         raise _failed(where, "a module that can be imported", error) from error
+    if not hasattr(found, name):
+        raise ConfigError(
+            where,
+            expected=f"a callable of module {module}",
+            found=f"none named {name}",
+            fix="Correct the name behind the colon",
+        )
+    return getattr(found, name)
 
 
 def _on_device(model: nn.Module, device: str) -> nn.Module:

@@ -179,6 +179,17 @@ class TableReader(Reader):
         names = [name for name in self._names if name and name != self._time]
         names = [name for name in names if name.lower() not in _INSTRUMENTS]
         found = tuple(name for name in names if _is_of_numbers(block.column(name)))
+        for name in names:
+            if name.lower() in _BAR and name not in found:
+                column = block.column(name)
+                at = int(np.argmin(np.isfinite(_cells(column)[0])))
+                raise TapeError(
+                    f"{self.source.paths[0]}, column {name}",
+                    expected="numbers in a bar's prices",
+                    found=f"`{_shown(column[at])}`",
+                    fix="Write plain numbers, or name the columns to take, with columns "
+                    '(`--set \'options.columns=["a", "b"]\'`)',
+                )
         if not found:
             raise TapeError(
                 self.source.paths[0],
@@ -193,7 +204,7 @@ class TableReader(Reader):
         for name in block.schema.names:
             if name.lower() not in _INSTRUMENTS:
                 continue
-            self._instruments |= {str(value) for value in pc.unique(block.column(name)).to_pylist()}
+            self._instruments |= {_shown(value) for value in pc.unique(block.column(name))}
             if len(self._instruments) > 1:
                 shown = ", ".join(sorted(self._instruments)[:4])
                 raise TapeError(
@@ -238,6 +249,12 @@ def _cells(column: pa.Array) -> tuple[Float64Array, BoolArray]:
     numbers = halved(text, lambda part: part.cast(pa.float64()), pa.float64())
     values = np.asarray(numbers.fill_null(np.nan))
     return values, np.isfinite(values) | is_blank
+
+
+def _shown(cell: pa.Scalar) -> str:
+    """A cell as it stands in the file."""
+    value = cell.as_py()
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _is_of_numbers(column: pa.Array) -> bool:
