@@ -1,5 +1,6 @@
 """What every test runs under: one torch thread, no deadlines, and stores on demand."""
 
+import functools
 import itertools
 import os
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.main
 from helpers_warm import tools
 from hypothesis import settings
 
@@ -29,6 +31,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No test cuts the power, so none can tell whether the disk was waited for; that it was asked to,
 # and when, is what tests look at. Programs that a test starts and kills do wait for it.
 os.fsync = os.fstat  # which fails as well where the descriptor is none
+
+# A program makes its tree of verbs once, and so do the many that tests run in this process.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 def pytest_collection_finish():
