@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -356,51 +361,49 @@ def test_a_killed_replacement_leaves_the_old_store(tmp_path: Path, fmt: str) -> 
     assert Shards(tmp_path, fmt).verify() == []
 
 
+def killed_at(point: int, calls: list[tuple[Any, str]], write: Callable[[], object]) -> bool:
+    """Whether a process was killed at the n-th of these calls; otherwise it wrote to the end."""
+    child = os.fork()
+    if not child:
+        left = itertools.count(point, -1)
+
+        def deadly(real):
+            def call(*arguments, **options):
+                if next(left) == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments, **options)
+
+            return call
+
+        for owner, name in calls:
+            setattr(owner, name, deadly(getattr(owner, name)))
+        try:
+            write()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
 def test_a_store_killed_before_its_last_rename_never_opens(tmp_path: Path) -> None:
     """At every rename and fsync of the writer: the process ends there, without a clean-up."""
-    script = (
-        "import os, sys, pathlib, numpy as np\n"
-        "from tapeline.store import write_shards\n"
-        "left = [int(sys.argv[2])]\n"
-        "def deadly(real):\n"
-        "    def call(*a, **k):\n"
-        "        if left[0] == 0: os.kill(os.getpid(), 9)\n"
-        "        left[0] -= 1\n"
-        "        return real(*a, **k)\n"
-        "    return call\n"
-        "os.fsync = deadly(os.fsync)\n"
-        "pathlib.Path.replace = deadly(pathlib.Path.replace)\n"
-        "pathlib.Path.rename = deadly(pathlib.Path.rename)\n"
-        "write_shards([np.ones((3, 2))], sys.argv[1], 'mmap')\n"
-    )
+    calls = [(os, "fsync"), (Path, "replace"), (Path, "rename")]
     opened = []
     for point in range(20):
         root = tmp_path / str(point)
-        done = subprocess.run([sys.executable, "-c", script, str(root), str(point)], check=False)
+        write = functools.partial(write_shards, [np.ones((3, 2))], root, "mmap")
+        killed = killed_at(point, calls, write)
         try:
             opened.append(Shards(root).verify())
         except StoreError as error:
             assert str(error).startswith(f"{root}: expected a store in mmap or npy or zarr or csv")
-        if done.returncode == 0:
+        if not killed:
             break
     # whole only once renamed: killed at the sync of the folder above, or not at all
     assert opened == [[], []]
-
-
-REPLACE = """
-import os, sys, pathlib, numpy as np
-from tapeline.store import write_shards
-left = [int(sys.argv[2])]
-def deadly(real):
-    def call(*a, **k):
-        if left[0] == 0: os.kill(os.getpid(), 9)
-        left[0] -= 1
-        return real(*a, **k)
-    return call
-os.rmdir, os.unlink = deadly(os.rmdir), deadly(os.unlink)
-pathlib.Path.rename = deadly(pathlib.Path.rename)
-write_shards([np.ones((3, 2))], sys.argv[1], sys.argv[3], replace=True)
-"""
 
 
 @pytest.mark.parametrize("fmt", ["mmap", "npy"])
@@ -412,12 +415,12 @@ def test_a_replacement_killed_at_any_rename_leaves_the_old_shards_or_the_new(
     write_shards(sessions(), tmp_path / "old", fmt)
     old, new = (Shards(tmp_path / name).fingerprint for name in ("old", "new"))
     found, was_gone = [], 0
+    calls = [(os, "rmdir"), (os, "unlink"), (Path, "rename")]
     for point in range(20):
         root = tmp_path / f"s{point}"
         write_shards(sessions(), root, fmt)
-        command = [sys.executable, "-c", REPLACE, str(root), str(point), fmt]
-        done = subprocess.run(command, check=False)
-        if done.returncode == 0:
+        again = functools.partial(write_shards, [np.ones((3, 2))], root, fmt, replace=True)
+        if not killed_at(point, calls, again):
             break
         was_gone += not (root / fmt).exists()
         shards = Shards(root)
