@@ -37,7 +37,9 @@ def _make(root: Path, num_runs: int) -> None:
             journal.append({"attempt": 1, "from_step": 0}, {"attempt": 1, "how": "finished"})
         with MetricsJournal(run.metrics_path(0), 1) as metrics:
             metrics.losses(20, [1 / step for step in range(1, 21)])
-            metrics.validation(20, {"mse": number / _ORIGINALS, "skill": 0.5 - number / _ORIGINALS})
+            metrics.validation(
+                20, {"loss": number / _ORIGINALS, "skill": 0.5 - number / _ORIGINALS}
+            )
         originals.append(run.path)
     for number in range(num_runs - _ORIGINALS):
         shutil.copytree(originals[number % _ORIGINALS], root / f"copy-{number}")
@@ -66,7 +68,7 @@ def measure(quick: bool) -> list[Row]:
 
         timed("first index", runs)
         for _ in range(3):
-            timed("list", lambda: chosen(runs(), ["how=finished"], "validation.mse"))
+            timed("list", lambda: chosen(runs(), ["how=finished"], "validation.loss"))
             timed("find", find)
     return samples.rows("s", ())
 

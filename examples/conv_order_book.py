@@ -1,10 +1,12 @@
 """A small convolutional model of order books: along the columns of a row, then along the rows.
 
-    tapeline ingest --synthetic 8 --out stores/market
+    tape=$(python -c "from tapeline.tape import demo_tape; print(demo_tape())")
+    tapeline ingest "$tape" --instrument BTCUSD --out stores/btcusd
     tapeline train examples/conv_order_book.toml
 
-Every column of a row is mixed first, then neighbouring rows, as in models of the DeepLOB family,
-in miniature. Normalised by groups of channels of each window: nothing couples the examples.
+It tells whether the price falls, stays or rises over each of several horizons. Every column of a
+row is mixed first, then neighbouring rows, as in models of the DeepLOB family, in miniature.
+Normalised by groups of channels of each window: nothing couples the examples.
 """
 
 import torch
@@ -12,9 +14,11 @@ from torch import nn
 
 
 class OrderBookConvolution(nn.Module):
-    """Windows `[batch, rows * columns]` to one prediction each, `[batch, 1]`."""
+    """Windows `[batch, rows * columns]` to logits, `[batch, num_outputs]`."""
 
-    def __init__(self, columns: int, rows: int, channels: int, dropout: float) -> None:
+    def __init__(
+        self, columns: int, rows: int, channels: int, dropout: float, num_outputs: int
+    ) -> None:
         super().__init__()
         self.rows, self.columns = rows, columns
         self.within_row = nn.Sequential(
@@ -26,17 +30,20 @@ class OrderBookConvolution(nn.Module):
             nn.Conv1d(channels, channels, kernel_size=3, padding=2, dilation=2),
             nn.GELU(),
         )
-        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(2 * channels, 1))
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(2 * channels, num_outputs))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Predict the change of the target; x is `[batch, rows * columns]`."""
+        """Down, flat and up of each horizon; x is `[batch, rows * columns]`."""
         books = self.within_row(x.view(len(x), self.rows, self.columns).transpose(1, 2))
         books = books + self.along_rows(books)
         return self.head(torch.cat([books.mean(dim=2), books[:, :, -1]], dim=1))
 
 
 def build(
-    num_inputs: int, rows: int = 20, channels: int = 16, dropout: float = 0.1
+    num_inputs: int, num_outputs: int, rows: int = 20, channels: int = 16, dropout: float = 0.1
 ) -> OrderBookConvolution:
-    """What `model.factory` names: `num_inputs` is rows times columns, `rows` is windows.length."""
-    return OrderBookConvolution(num_inputs // rows, rows, channels, dropout)
+    """What `model.factory` names: `num_inputs` is rows times columns, `rows` is windows.length.
+
+    `num_outputs` is filled in by the run: 3 for each horizon.
+    """
+    return OrderBookConvolution(num_inputs // rows, rows, channels, dropout, num_outputs)

@@ -99,7 +99,7 @@ def _life(run, clock, number, ranks, steps, clean, validates, losses):
                 machine = MachineFigures([STEP_NS] * 10, [0] * 10, 900.0 + rank, (500 + end) << 20)
                 metrics.machine(end, machine)
                 if validates and rank == 0:
-                    metrics.validation(end, {"mse": losses[end - 1], "skill": float("nan")})
+                    metrics.validation(end, {"loss": losses[end - 1], "skill": float("nan")})
 
 
 def _finding(attempt, step, told):

@@ -126,7 +126,8 @@ def write_run(
             journal.append({"attempt": 1, "ended": "e", "how": how, "step": len(losses)})
     with MetricsJournal(run.metrics_path(0), 1) as metrics:
         metrics.losses(len(losses), losses)
-        metrics.validation(len(losses), {"mse": mse, "mse_zero": 1.0, "skill": 1 - mse})
+        figures = {"loss": mse, "mse": mse, "mse_zero": 1.0, "skill": 1 - mse}
+        metrics.validation(len(losses), figures)
     return folder
 
 

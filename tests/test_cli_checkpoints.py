@@ -100,7 +100,7 @@ def test_the_list_shows_both_tiers(tapeline):
     assert newest["num_bytes"] == (checkpoint(12) / "rank-0.safetensors").stat().st_size
     lines = Path("run/metrics/rank-0.jsonl").read_text().splitlines()
     figures = [json.loads(line) for line in lines]
-    mse = {line["step"]: line["validation"]["mse"] for line in figures if "validation" in line}
+    mse = {line["step"]: line["validation"]["loss"] for line in figures if "validation" in line}
     assert {row["step"]: row["metric"] for row in rows} == mse
 
 

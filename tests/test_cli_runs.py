@@ -55,7 +55,7 @@ def test_a_run_is_shown(tapeline, runs):
     code, out, _ = tapeline("runs", "show", "runs/bad")
     assert code == 0
     assert "8 (given)" in out
-    assert "validation.mse" in out
+    assert "validation.loss" in out
     found = json.loads(tapeline("runs", "show", "runs/bad", "--json")[1])
     assert found["record"]["config"]["training"]["batch"] == 8
     assert found["lives"][0]["how"] == "finished"
@@ -111,7 +111,7 @@ def test_two_configurations_are_compared(tapeline):
         write_run(Path(f"b/{seed}"), second, mse=0.4 + 0.1 * seed + 0.001 * (seed % 2))
     code, _, err = tapeline("compare", "a", "b")
     assert code == 0
-    assert "validation.mse: b differs from a by -0.0995 ± " in err
+    assert "validation.loss: b differs from a by -0.0995 ± " in err
     assert "that is more than seeds do" in err
     code, out, err = tapeline("compare", "a", "b/0", "--json")
     found = json.loads(out)
@@ -130,7 +130,7 @@ def test_seeds_are_trained_and_one_is_run_again(tapeline):
     )
     code, out, err = tapeline("replicate", "run.toml", "--seeds", 2)
     assert code == 0, err
-    assert "validation.mse over 2 seeds: " in err
+    assert "validation.loss over 2 seeds: " in err
     assert "holds a next run with a chance of 33 % only" in err
     found = json.loads(tapeline("replicate", "run.toml", "--seeds", 2, "--json")[1])
     assert list(found["by_seed"]) == ["0", "1"]

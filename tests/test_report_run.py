@@ -54,6 +54,7 @@ def test_the_page_tells_the_account_and_escapes_what_comes_from_outside(trained)
         "Where the time went",
         "Attempts",
         "Loss",
+        "Against simple predictors",
         "Signals",
         "Where a step&#39;s time goes",
         "How long steps took",

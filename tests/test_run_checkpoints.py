@@ -289,7 +289,7 @@ def test_what_the_rules_keep_stays(workplace, tmp_path):
         ),
         run,
     )
-    mse = {step: v["mse"] for step, v in RunFolder(run, FakeClock()).validations().items()}
+    mse = {step: v["loss"] for step, v in RunFolder(run, FakeClock()).validations().items()}
     best = min(mse, key=mse.get)
     assert steps_of(run) == sorted({20, 40, best})
     metrics = {e.step: e.metadata["metric"] for e in Shelf(run / "checkpoints").entries()}
@@ -507,7 +507,7 @@ def test_the_best_copies_stay_beside_the_newest(workplace, tmp_path):
     settings = (*durable(tmp_path), "checkpoint.durable_keep=1", "checkpoint.keep_best=2")
     start(config_of(workplace, *settings), tmp_path / "run")
     validations = RunFolder(tmp_path / "run", FakeClock()).validations()
-    best = sorted(validations, key=lambda step: validations[step]["mse"])[:2]
+    best = sorted(validations, key=lambda step: validations[step]["loss"])[:2]
     assert set(DurableTier(tmp_path / "far").steps()) == {40, *best}
 
 

@@ -57,12 +57,12 @@ def test_a_statistical_run_names_its_interval_and_what_it_covers():
     unknown = audited(new_record(), draws=[draw])
     assert unknown.verdict == "statistical"
     assert unknown.sentence == (
-        "Not bit-exact, since net.py:4 calls numpy.random.default_rng, unseeded. Validation mse: "
+        "Not bit-exact, since net.py:4 calls numpy.random.default_rng, unseeded. Validation loss: "
         "how far seeds spread it isn't known: train them with `tapeline replicate`."
     )
     known = audited(new_record(), draws=[draw], spread=spread_of([1.0, 2.0, 3.0]))
     assert known.sentence.endswith(
-        "Validation mse: 2 ± 2.5 (95 % interval for the mean) over k = 3 seeds, which covers "
+        "Validation loss: 2 ± 2.5 (95 % interval for the mean) over k = 3 seeds, which covers "
         "initialisation and data order; a next run falls within ± 5."
     )
     assert known.obstacles[0].change.startswith("Draw with torch")
@@ -88,7 +88,7 @@ def test_dirty_code_whose_patch_is_kept_is_still_exact():
     found = audited(record, spread=spread_of([1.0, 2.0]))
     assert found.verdict == "bit-exact"
     assert f"code {COMMIT[:12]} with the recorded patch" in found.sentence
-    assert "Over seeds, validation mse: 1.5 ±" in found.sentence
+    assert "Over seeds, validation loss: 1.5 ±" in found.sentence
     assert "1 file differs from" in found.obstacles[0].evidence
 
 

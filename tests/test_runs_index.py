@@ -113,8 +113,8 @@ def test_a_summary_says_what_a_run_came_to(root):
         40,
         1,
     )
-    assert found["validation"] == {"mse": 1.5, "mse_zero": 1.0, "skill": -0.5}
-    assert found["best_mse"] == 1.5
+    assert found["validation"] == {"loss": 1.5, "mse": 1.5, "mse_zero": 1.0, "skill": -0.5}
+    assert found["best_validation"] == 1.5
     assert found["loss"] == pytest.approx(0.28, abs=0.02)
     assert (found["goodput"], found["problem"]) == (None, None)
     assert summary(root / "other")["how"] == "open"
@@ -123,7 +123,11 @@ def test_a_summary_says_what_a_run_came_to(root):
 def test_a_loss_that_is_no_number_is_not_a_missing_one(tmp_path):
     run = write_run(tmp_path / "r", new_record(), losses=[1.0, float("nan")], mse=float("nan"))
     found = summary(run)
-    assert (found["loss"], found["validation"]["mse"], found["best_mse"]) == ("nan", "nan", None)
+    assert (found["loss"], found["validation"]["mse"], found["best_validation"]) == (
+        "nan",
+        "nan",
+        None,
+    )
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 

@@ -81,7 +81,7 @@ def test_seeds_are_runs_of_their_own_and_their_figures_are_told(config, tmp_path
     assert found.by_seed == {3: 1.0, 4: 2.0, 5: 3.0}
     assert seen == [(40, 120), (80, 120), (120, 120)]
     assert found.sentence == (
-        "validation.mse over 3 seeds: 2 ± 2.5 (95 % interval for the mean); a next run falls "
+        "validation.loss over 3 seeds: 2 ± 2.5 (95 % interval for the mean); a next run falls "
         "within ± 5. Least to greatest, 1 to 3, holds a next run with a chance of 50 % only"
     )
     told = json.loads(json.dumps(found.as_dict()))

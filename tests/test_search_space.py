@@ -68,8 +68,8 @@ def test_a_nested_table_and_a_quoted_key_are_one_setting(tmp_path):
         ),
         (
             'metric = "validation.mes"\n' + RATE,
-            "…/space.toml, key `metric`: expected 'loss', 'validation.mse' or 'validation.skill', "
-            "found 'validation.mes'. Correct the value.",
+            "…/space.toml, key `metric`: expected 'loss', 'validation.loss', 'validation.mse' or "
+            "'validation.skill', found 'validation.mes'. Correct the value.",
         ),
         (
             "[space]\n",
@@ -139,7 +139,7 @@ def test_a_budget_of_less_than_a_full_run_is_refused(tmp_path):
 def test_without_a_split_there_is_nothing_to_judge_by(tmp_path):
     assert refused(tmp_path, HEAD + RATE, BASE + "[validation]\nfraction = 0.0\n") == (
         "…/base.toml, key `validation.fraction`: expected a share held out, to judge trials by "
-        'validation.mse, found 0. Set validation.fraction in the base, or metric = "loss".'
+        'validation.loss, found 0. Set validation.fraction in the base, or metric = "loss".'
     )
 
 

@@ -170,14 +170,25 @@ def test_evaluation_is_over_every_window_once(store, batch):
             errors.append((model(window).item() - target) ** 2)
             targets.append(target**2)
     assert result.windows == len(errors) == index.num_windows
-    assert result.mse == pytest.approx(math.fsum(errors) / len(errors), rel=1e-5)
-    assert result.mse_zero == pytest.approx(math.fsum(targets) / len(targets), rel=1e-12)
-    assert result.skill == 1 - result.mse / result.mse_zero
+    assert result.loss == pytest.approx(math.fsum(errors) / len(errors), rel=1e-5)
+    assert result.simplest == pytest.approx(math.fsum(targets) / len(targets), rel=1e-12)
+    assert result.skill == 1 - result.loss / result.simplest
+    (of_horizon,) = result.horizons
     assert result.as_dict() == {
         "windows": result.windows,
-        "mse": result.mse,
-        "mse_zero": result.mse_zero,
+        "loss": result.loss,
+        "mse": result.loss,
+        "mse_zero": result.simplest,
         "skill": result.skill,
+        "horizons": [
+            {
+                "horizon": HORIZON,
+                "last_move_rows": 3,
+                "mse": result.loss,
+                "mse_zero": result.simplest,
+                "mse_last_move": of_horizon["mse_last_move"],
+            }
+        ],
     }
 
 
@@ -210,14 +221,14 @@ class Last(nn.Module):
 
 def test_a_model_without_parameters_can_be_evaluated(store):
     result = evaluate(Last(), BatchSource(store, T, HORIZON), WindowIndex(store, T, HORIZON))
-    assert result.mse > result.mse_zero > 0
+    assert result.loss > result.simplest > 0
     assert result.skill < 0
 
 
 def test_where_nothing_moves_there_is_no_skill(new_store):
     still = new_store([np.ones((30, COLUMNS))])
     result = evaluate(Last(), BatchSource(still, T, HORIZON), WindowIndex(still, T, HORIZON))
-    assert (result.mse, result.mse_zero, result.skill) == (1.0, 0.0, 0.0)
+    assert (result.loss, result.simplest, result.skill) == (1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("batch", [0, -5])

@@ -41,7 +41,26 @@ class WindowsConfig(Section):
     """The shape of an example."""
 
     length: Positive = Field(20, description="rows in a window (T)")
-    horizon: Positive = Field(10, description="rows from the last one to the target's")
+    horizon: int | list[int] = Field(
+        10, description="rows from the last one to the target's; several give several targets"
+    )
+
+    @field_validator("horizon", mode="before")
+    @classmethod
+    def _rises(cls, value: Any) -> Any:
+        several = value if isinstance(value, list) else [value]
+        is_whole = all(type(one) is int and one > 0 for one in several)
+        if not several or not is_whole or sorted(set(several)) != several:
+            raise ValueError("should be a whole number above 0, or a list of them that rises")
+        return value
+
+    @property
+    def horizons(self) -> int | tuple[int, ...]:
+        """One number, or several: a list of one is that one."""
+        several = self.horizon
+        if isinstance(several, int):
+            return several
+        return several[0] if len(several) == 1 else tuple(several)
 
 
 class ModelConfig(Section):
@@ -75,6 +94,12 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """How it is trained. `batch` is global: accumulation and ranks divide it, never multiply."""
 
+    objective: Literal["change", "direction"] = Field(
+        "change", description="the target itself, or one of three classes: down, flat, up"
+    )
+    dead_zone: Annotated[float, Field(ge=0.0, le=1e30, allow_inf_nan=False)] = Field(
+        0.0, description="for direction: what is still flat, either way, in the target's units"
+    )
     steps: Positive = 300
     batch: Annotated[int, Field(gt=0, le=2**24)] = 256  # over all ranks, lanes and micro-batches
     accumulate: Positive = Field(1, description="micro-batches per step; divides `batch`")
@@ -125,6 +150,12 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _has_a_dead_zone_between_classes(self) -> Self:
+        if self.dead_zone and self.objective != "direction":
+            raise ValueError("objective direction with dead_zone")
+        return self
+
+    @model_validator(mode="after")
     def _shares_the_work_in_one_way(self) -> Self:
         if self.lanes > 1 and self.strategy != "lanes":
             raise ValueError(f"lanes 1 with strategy {self.strategy}, which knows none")
@@ -163,7 +194,7 @@ class CheckpointConfig(Section):
     keep: Positive = Field(3, description="how many of the newest stay")
     keep_every: Positive | None = Field(None, description="the first of each so many steps stays")
     keep_best: Annotated[int, Field(ge=0)] = Field(
-        0, description="so many with the least validation mse stay; each evaluation is then saved"
+        0, description="so many with the least validation loss stay; each evaluation is then saved"
     )
     durable: str | None = Field(None, description="folder or URL for copies, of this run alone")
     durable_every: Positive = Field(1000, description="steps between copies; one more at the end")
@@ -273,6 +304,8 @@ class RunConfig(Config):
         and what watchers do: which batches were passed over is a journal of its own, and the
         position is in every checkpoint.
         """
+        # Left out where the change itself is predicted: those hashes are older than the choice.
+        chosen = set() if self.training.objective == "direction" else {"objective", "dead_zone"}
         decides = self.model_dump(
             mode="json",
             exclude={
@@ -284,6 +317,7 @@ class RunConfig(Config):
                 "supervision": True,
                 "data": {"store", "cache", "cache_bytes", "verify"},
                 "model": {"folder"},
+                "training": chosen,
                 "validation": {"every"},
             },
         )

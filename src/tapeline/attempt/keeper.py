@@ -163,9 +163,9 @@ class Keeper:
             poll_s=self._cadence.longest_step_s,
         )
 
-    def validated(self, number: int, mse: float) -> None:
+    def validated(self, number: int, loss: float) -> None:
         """Note what an evaluation after step `number` found: saves compare it."""
-        self._metric = (number, mse)
+        self._metric = (number, loss)
 
     def __call__(self, number: int, _: Tensor) -> None:
         """The hook that saves where that is due."""
@@ -203,8 +203,8 @@ class Keeper:
         with self._ledger.span("checkpoint"):
             if not self._settle(number):
                 return
-            of_step, mse = self._metric or (None, None)
-            metric = mse if of_step == number else None
+            of_step, loss = self._metric or (None, None)
+            metric = loss if of_step == number else None
             try:
                 self._checkpointer.save(
                     self._capture(number),
@@ -240,7 +240,7 @@ class Follower:
     def step_done(self, number: int, _: Tensor) -> None:
         """As the keeper's; nothing to look after here."""
 
-    def validated(self, number: int, mse: float) -> None:
+    def validated(self, number: int, loss: float) -> None:
         """As the keeper's; rank 0 notes it."""
 
     def __call__(self, number: int, _: Tensor) -> None:

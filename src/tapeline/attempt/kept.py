@@ -46,7 +46,7 @@ class Row:
         note: "resume begins here", or why it can't; empty for older ones.
         num_bytes: size of its files; None where it can't be read.
         created: when it was saved, ISO 8601 UTC; only the local tier knows.
-        metric: the validation mse, if the step was evaluated.
+        metric: the validation loss, if the step was evaluated.
     """
 
     step: int

@@ -314,13 +314,14 @@ class _Life:
                 parts.step.model,
                 parts.data.source,
                 parts.data.validation,
+                objective=parts.step.objective,
                 between=between,
                 world=parts.rows,
                 ballot=self._ballot,
             )
         if self._writes:
             self._observer.journal.validation(number, found.as_dict())
-        keeper.validated(number, found.mse)
+        keeper.validated(number, found.loss)
         if parts.config.checkpoint.keep_best and number > self._first:
             keeper.save(number)
 

@@ -20,6 +20,7 @@ from tapeline.training import Contract, Lanes, TrainStep, contract_of
 from tapeline.training.build import build_model, build_optimizer, check_output
 from tapeline.training.determinism import make_deterministic, seed_generators
 from tapeline.training.distribute import distribute
+from tapeline.training.objective import Objective, objective_of
 from tapeline.training.ranks import device_of, from_all, unwrapped
 from tapeline.training.step import warmup_then
 from tapeline.windows import (
@@ -70,14 +71,14 @@ class Data:
         shards = Shards(data.store, cache=data.cache, cache_bytes=data.cache_bytes)
         target = shards.column(data.target)
         chosen = None if sessions is None else _numbers_of(shards, sessions)
-        everything = WindowIndex(shards, windows.length, windows.horizon, sessions=chosen)
+        everything = WindowIndex(shards, windows.length, windows.horizons, sessions=chosen)
         fraction = config.validation.fraction
         train, held_out = everything, None
         if fraction:
             train, held_out = everything.split(train=1 - fraction, validation="rest").values()
         if data.normalise and normaliser is None:
             normaliser = Normaliser.fit(shards, train)
-        source = BatchSource(shards, windows.length, windows.horizon, target, normaliser)
+        source = BatchSource(shards, windows.length, windows.horizons, target, normaliser)
         keys = [str(key) for key in shards.keys] if sessions is None else list(sessions)
         return cls(config, shards, keys, train, held_out, normaliser, source)
 
@@ -165,9 +166,11 @@ class Parts:
         seed_generators(config.seed)
         device = device_of(training.device, world)
         num_inputs = config.windows.length * len(data.shards.columns)
-        model = build_model(config.model, num_inputs, config.seed, device)
-        check_output(model, data.source, data.training, config.seed)
-        step = _step(config, model, world)
+        objective = objective_of(training, data.source, data.training)
+        num_outputs = objective.num_outputs(len(data.source.targets))
+        model = build_model(config.model, num_inputs, num_outputs, config.seed, device)
+        check_output(model, data.source, data.training, config.seed, objective)
+        step = _step(config, model, world, objective)
         ways = training.tensor_parallel if world.size > 1 else 1
         rows = World(world.rank // ways, world.size // ways, world.local_rank)
         lanes = step.lanes
@@ -290,7 +293,7 @@ def check_ranks(training: TrainingConfig, world: World) -> None:
         )
 
 
-def _step(config: RunConfig, model: nn.Module, world: World) -> TrainStep:
+def _step(config: RunConfig, model: nn.Module, world: World, objective: Objective) -> TrainStep:
     """The step of this rank, its model handed to torch where that shares the work."""
     training = config.training
     lanes: Lanes | int = 1
@@ -301,7 +304,7 @@ def _step(config: RunConfig, model: nn.Module, world: World) -> TrainStep:
             lanes = Lanes(model, num_lanes=training.lanes, seed=config.seed, own_rows_only=even)
     elif world.size > 1:
         model = distribute(model, training.strategy, tensor_parallel=training.tensor_parallel)
-    return TrainStep(
+    step = TrainStep(
         model,
         build_optimizer(training, model),
         accumulate=training.accumulate,
@@ -315,3 +318,5 @@ def _step(config: RunConfig, model: nn.Module, world: World) -> TrainStep:
         seed=config.seed,
         lanes=lanes,
     )
+    step.objective = objective
+    return step

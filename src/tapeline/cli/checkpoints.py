@@ -51,7 +51,7 @@ def list_(run: Run, overrides: Set = None, as_json: Json = False) -> None:
             f"({low} to {high or 'any'}), {interval['why']}; a save blocks {costs['blocking_s']} "
             f"and is written for {costs['write_s']}, a step takes {costs['step_s']}"
         )
-    columns = ["step", "tier", "size", "saved", "verified", "val mse", "tags", "attempt", "note"]
+    columns = ["step", "tier", "size", "saved", "verified", "val loss", "tags", "attempt", "note"]
     print_table(
         Table(
             columns,

@@ -14,7 +14,7 @@ from tapeline.words import percent
 Run = Annotated[Path, typer.Argument(help="The folder of a run.")]
 Metric = Annotated[
     str | None,
-    typer.Option(help="A figure of the runs; default: validation.mse, without validation loss."),
+    typer.Option(help="A figure of the runs; default: validation.loss, or loss if none."),
 ]
 
 
@@ -51,7 +51,7 @@ def audit(
 
 
 def _figures_of_seeds(run: Path) -> list[float]:
-    """The validation mse of a run and of those beside it that differ in their seed alone."""
+    """The validation loss of a run and of those beside it that differ in their seed alone."""
     from tapeline.runs.index import indexed
     from tapeline.runs.replicas import siblings
     from tapeline.runs.summary import summary
@@ -60,7 +60,7 @@ def _figures_of_seeds(run: Path) -> list[float]:
     with progress_bar("Reading runs") as progress:
         runs = indexed(run.absolute().parent, progress=progress).summaries
     family = [*([own] if own.get("how") == "finished" else []), *siblings(own, runs)]
-    values = [one["validation"].get("mse") for one in family]
+    values = [one["validation"].get("loss") for one in family]
     return [float(value) for value in values if isinstance(value, int | float)]
 
 

@@ -25,7 +25,7 @@ _COLUMNS = (
     "how",
     "step",
     "loss",
-    "validation.mse",
+    "validation.loss",
     "validation.skill",
     "goodput",
     "created",
@@ -69,16 +69,19 @@ def show(run: Run, as_json: Json = False) -> None:
     """
     from tapeline.clock import SystemClock
     from tapeline.report import Table, print_table
+    from tapeline.report.baselines import against_baselines, in_words
     from tapeline.runs import RunFolder
     from tapeline.runs.summary import summary
 
     folder = RunFolder(run, SystemClock())
     record, came_to = folder.record(), summary(run)
+    evaluation = next(reversed(folder.validations().values()), {})
     if as_json:
         lives = [
             {**life, "record": folder.attempt_record(life["attempt"])} for life in folder.attempts()
         ]
-        print_json({"record": record, "lives": lives, "summary": came_to})
+        found = {"record": record, "lives": lives, "summary": came_to, "evaluation": evaluation}
+        print_json(found)
         return
     rows = [[key, _short(value)] for key, value in came_to.items() if not isinstance(value, dict)]
     rows += [[f"validation.{key}", _short(value)] for key, value in came_to["validation"].items()]
@@ -90,6 +93,9 @@ def show(run: Run, as_json: Json = False) -> None:
     for key in ("python", "blas", "driver", "container"):
         rows.append([key, _short(environment.get(key))])
     print_table(Table(["what", "found"], rows, str(run)))
+    if "horizons" in evaluation:
+        print_table(against_baselines(evaluation))
+        say(in_words(evaluation))
 
 
 @app.command()
@@ -143,7 +149,7 @@ def find(
     limit: Limit = 10,
     as_json: Json = False,
 ) -> None:
-    """Find runs like one, the last first: of the same model factory, target column and windows.
+    """Find runs like one, the last first: of one model factory, target, objective and windows.
 
     Exit 1 if there is none.
 

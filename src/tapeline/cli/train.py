@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -103,9 +103,17 @@ def _print(result: RunResult, as_json: bool) -> None:
     figures = result.as_dict()
     say(f"loss, mean of the last 50 steps: {figures['loss_last_50']:.6g}")
     if validation := result.validation:
-        say(
-            f"validation on {validation['windows']:,} windows: {validation['mse']:.6g}, predicting "
-            f"no change: {validation['mse_zero']:.6g}, skill {percent(validation['skill'], '+.1f')}"
-        )
+        from tapeline.report.baselines import in_words
+
+        say(f"validation on {validation['windows']:,} windows: {_beside_simplest(validation)}")
+        say(in_words(validation))
     if account := result.account():
         say(account.in_words())
+
+
+def _beside_simplest(validation: Mapping[str, Any]) -> str:
+    skill = f"skill {percent(validation['skill'], '+.1f')}"
+    if "cross_entropy" in validation:
+        ours, simplest = validation["cross_entropy"], validation["cross_entropy_frequencies"]
+        return f"cross entropy {ours:.6g}, of the training frequencies {simplest:.6g}, {skill}"
+    return f"{validation['mse']:.6g}, predicting no change: {validation['mse_zero']:.6g}, {skill}"

@@ -136,7 +136,7 @@ def sweep_batch(
     lr_rescale: Rescale = "none",
     progress: Progress | None = None,
 ) -> BatchSweep:
-    """Train larger batches at equal samples and at equal steps, and judge by the validation mse.
+    """Train larger batches at equal samples and at equal steps, and judge by the validation loss.
 
     Args:
         config: its batch is the smallest.

@@ -96,7 +96,7 @@ def compare_precision(
     say: Say,
     progress: Progress | None = None,
 ) -> PrecisionTrial:
-    """Train in float32 and in `candidate`, with the same seeds, and judge by the validation mse.
+    """Train in float32 and in `candidate`, with the same seeds, and judge by the validation loss.
 
     Args:
         config: whose `training.precision` is set aside.

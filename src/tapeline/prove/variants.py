@@ -29,7 +29,7 @@ class Variant:
 
     Attributes:
         steps: at which they were evaluated.
-        curves: for each seed the validation mse at those steps; inf from where a run broke off.
+        curves: for each seed the validation loss at those steps; inf from where a run broke off.
         failures: what a run broke off with, by seed.
     """
 
@@ -95,7 +95,7 @@ def train_variants(
             before += setting.training.steps
             steps = _evaluations(setting)
             errors = RunFolder(run).validations()
-            curve = [errors[step]["mse"] if step in errors else math.inf for step in steps]
+            curve = [errors[step]["loss"] if step in errors else math.inf for step in steps]
             replicas = found.setdefault(name, Variant(steps, {}, {}))
             replicas.curves[seed] = curve
             if failure:

@@ -101,9 +101,9 @@ def results_table(compared: ComparedRuns) -> Table:
     """What each run came to, a column a run."""
     runs = list(compared.runs.values())
     rows: list[list[Cell]] = [["ended", *(one.summary["how"] for one in runs)]]
-    keys = ("seed", "step", "attempts", "loss", "best_mse", "goodput", "wall_s")
+    keys = ("seed", "step", "attempts", "loss", "best_validation", "goodput", "wall_s")
     titles = ("seed", "steps", "attempts", "loss, mean of the last steps",
-              "validation mse, the lowest", "goodput", "rank time s")  # fmt: skip
+              "validation loss, the lowest", "goodput", "rank time s")  # fmt: skip
     for key, title in zip(keys, titles, strict=True):
         values = [one.summary[key] for one in runs]
         if key == "goodput":

@@ -90,7 +90,11 @@ def curve(
         axes.plot(points.steps[width - 1 :], means, color=hue, linestyle=style, label=name)
 
 
-def loss_axis(axes: Axes, shown: Sequence[Sequence[float] | Floats]) -> None:
+def loss_axis(
+    axes: Axes,
+    shown: Sequence[Sequence[float] | Floats],
+    label: str = "mean squared error\n(target units²)",
+) -> None:
     """The axis of losses, logarithmic where they span much."""
     values = np.concatenate([np.zeros(0), *(np.asarray(part, dtype=float) for part in shown)])
     finite = values[np.isfinite(values)]
@@ -100,7 +104,7 @@ def loss_axis(axes: Axes, shown: Sequence[Sequence[float] | Floats]) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(plain)
-    axes.set_ylabel("mean squared error\n(target units²)")
+    axes.set_ylabel(label)
 
 
 def step_axis(axes: Axes, curves: Iterable[Sequence[float] | Floats]) -> None:

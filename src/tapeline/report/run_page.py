@@ -12,6 +12,7 @@ import numpy as np
 from tapeline.diagnosis import Diagnosis
 from tapeline.ledger import Account
 from tapeline.ledger.phases import NS_PER_S
+from tapeline.report.baselines import about_last_moves, against_baselines, in_words
 from tapeline.report.page import Page, Section
 from tapeline.report.run_record import planned, recorded, windows
 from tapeline.report.run_times import attempts, step_parts, step_times, where_the_time_went
@@ -42,7 +43,8 @@ def run_page(seen: SeenRun) -> Page:
     sections.append(attempts(seen))
     if seen.metrics:
         happened = _happened(seen)
-        sections += [*_loss(seen.metrics[0], happened), *_signals(seen.metrics, happened)]
+        sections += [*_loss(seen.metrics[0], happened), *_against_baselines(seen)]
+        sections += _signals(seen.metrics, happened)
     if seen.account is not None:
         sections += step_parts(seen.account)
     sections += [
@@ -105,9 +107,9 @@ def _headline(seen: SeenRun) -> list[tuple[str, str, str]]:
         ("steps", format_count(seen.summary["step"]), f"of {format_count(steps)}"),
         ("attempts", str(len(lives)), f"the last: {seen.how(lives[-1])}" if lives else "none yet"),
     ]
-    if seen.summary["best_mse"] is not None:
-        best = format_number(seen.summary["best_mse"])
-        headline.append(("validation error", best, "mean squared, the lowest"))
+    if seen.summary["best_validation"] is not None:
+        best = format_number(seen.summary["best_validation"])
+        headline.append(("validation loss", best, "the lowest"))
     elif isinstance(seen.summary["loss"], float):
         headline.append(("loss", format_number(seen.summary["loss"]), "mean of the last steps"))
     if seen.findings:
@@ -136,7 +138,7 @@ def _loss(metrics: Metrics, happened: Happened) -> list[Section]:
     loss = metrics.snapshot["loss"]
     if not len(loss):
         return []
-    validation = metrics.snapshot.series.get("validation/mse")
+    validation = metrics.snapshot.series.get("validation/loss")
     given_up = metrics.given_up.get("loss")
     text = "Each step once, as the last attempt that did it found it."
     if given_up is not None:
@@ -158,6 +160,18 @@ def _loss(metrics: Metrics, happened: Happened) -> list[Section]:
             + ".",
         )
     ]
+
+
+def _against_baselines(seen: SeenRun) -> list[Section]:
+    """The last evaluation beside the simplest predictors; nothing without validation."""
+    step, found = next(reversed(seen.run.validations().items()), (0, {}))
+    if "horizons" not in found:
+        return []
+    text = (
+        f"After step {format_count(step)}. {in_words(found)} {about_last_moves(found)} Windows "
+        "overlap: a small difference may be chance, which `tapeline replicate` shows."
+    )
+    return [Section("Against simple predictors", text, table=against_baselines(found))]
 
 
 def _told(series: Series) -> str:

@@ -44,7 +44,7 @@ def seed_band_figure(
             dashed = (0, (4, 2.5)) if number else "-"
             axes.plot(steps, mean, color=hue, linestyle=dashed, label=f"{name}, mean of seeds")
         axes.set_xlabel("step")
-        axes.set_ylabel("validation error\n(target units²)")
+        axes.set_ylabel("validation loss")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_formatter(plain)
     return figure
@@ -82,6 +82,6 @@ def batch_figure(
         axes.set_xticks([base[0], *next(iter(efforts.values()))])
         axes.xaxis.set_major_formatter(plain)
         axes.set_xlabel("batch")
-        axes.set_ylabel("lowest validation error\n(target units²)")
+        axes.set_ylabel("lowest validation loss")
         axes.yaxis.set_major_formatter(plain)
     return figure

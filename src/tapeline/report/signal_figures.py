@@ -45,7 +45,7 @@ def learning_figure(
 
     Args:
         given_up: the losses of steps that a later attempt did again; None: there are none.
-        validation: the mean squared errors out of sample; None: there are none.
+        validation: the losses out of sample; None: there are none.
     """
     over = _OVER_NUMBERS if happened.found else 1.0
     with picture(4.4, legend_at=over) as (figure, axes):
@@ -63,7 +63,7 @@ def learning_figure(
                 markersize=5,
                 label="validation",
             )
-        loss_axis(axes, shown)
+        loss_axis(axes, shown, "loss")
         step_axis(axes, [loss.values])
         _happened(axes, happened)
     return figure

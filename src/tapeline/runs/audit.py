@@ -64,7 +64,7 @@ def audit_run(path: Path, *, spread: Spread | None = None, verify: bool = True) 
     """Audit a run from its folder, on this machine.
 
     Args:
-        spread: of the validation mse of replicates, if there are any.
+        spread: of the validation loss of replicates, if there are any.
         verify: compare the data's bytes with their hashes; else its fingerprint alone.
 
     Raises:
@@ -303,7 +303,7 @@ def _sentence(
             if spread
             else "how far seeds spread it isn't known: train them with `tapeline replicate`"
         )
-        return f"Not bit-exact, since {'; '.join(worst)}. Validation mse: {told}."
+        return f"Not bit-exact, since {'; '.join(worst)}. Validation loss: {told}."
     determinism, scope = record.get("determinism", {}), (record.get("contract") or {}).get("scope")
     ranks = record.get("world_size", 1)
     lanes = record["config"]["training"]["lanes"]
@@ -318,7 +318,7 @@ def _sentence(
         f"threads = {record['config']['training']['threads']} and {at}: {code}"
         f"data {record.get('data', {}).get('fingerprint')}, seed {record['config']['seed']}."
     )
-    return f"{sentence} Over seeds, validation mse: {_of_seeds(spread)}." if spread else sentence
+    return f"{sentence} Over seeds, validation loss: {_of_seeds(spread)}." if spread else sentence
 
 
 def _of_seeds(spread: Spread) -> str:

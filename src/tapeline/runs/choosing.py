@@ -21,10 +21,19 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 # What two runs must share for their metrics to be comparable.
-_LIKE = ("config.model.factory", "config.data.target", "config.windows")
+_LIKE = (
+    *("config.model.factory", "config.data.target", "config.windows"),
+    *("config.training.objective", "config.training.dead_zone"),
+)
 GOOD = "validation.skill>0"
 # What validated runs have; a folder may hold none of them yet.
-_FIGURES = frozenset(f"validation.{one}" for one in ("mse", "mse_zero", "skill", "windows"))
+_FIGURES = frozenset(
+    f"validation.{one}"
+    for one in (
+        *("windows", "loss", "skill", "mse", "mse_zero", "cross_entropy"),
+        *("cross_entropy_frequencies", "accuracy", "balanced_accuracy"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)

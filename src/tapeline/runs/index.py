@@ -24,7 +24,7 @@ from tapeline.errors import RunError
 from tapeline.runs.folder import RECORD
 from tapeline.runs.summary import summary
 
-_VERSION = 1
+_VERSION = 2
 _DEPTH = 4  # replicates and trials lie in folders of their own
 _FILES = ("attempts.jsonl", "metrics/rank-0.jsonl", "ledger/rank-0.jsonl")
 _LOCK_S = 10.0

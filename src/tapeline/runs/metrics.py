@@ -7,7 +7,7 @@ is `history`'s. One line is one record; a number that JSON has no word for is a 
     {"attempt":1,"step":20,"losses":[…],"grad_norms":[…],"learning_rate":0.001}
     {"attempt":1,"step":20,"step_ns":[…],"collective_wait_ns":[…],"samples_per_s":…,
      "rss_bytes":…,"device_bytes":…,"utilisation":…,"batch_s":…}
-    {"attempt":1,"step":100,"validation":{"mse":…}}
+    {"attempt":1,"step":100,"validation":{"loss":…}}
     {"attempt":1,"step":50,"profile":{"per_step":…,"median_us":…,"busy":…}}
     {"attempt":1,"step":20,"failed_writes":2,"lost_records":0,"error":"…"}
     {"thinned":{"records":640,"up_to_step":12000}}

@@ -12,7 +12,7 @@ from tapeline.runs.choosing import look_up
 from tapeline.runs.folder import RECORD
 from tapeline.runs.summary import summary
 
-MSE, LOSS = "validation.mse", "loss"
+VALIDATION, LOSS = "validation.loss", "loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def replicas_of(place: Path, metric: str | None = None) -> Replicas:
 
     Args:
         place: the folder of a run, or one whose subfolders are runs.
-        metric: a key of their summaries; by default the validation mse, without a validation split
+        metric: a key of their summaries; by default the validation loss, without a validation split
             the mean loss of the last 50 steps.
 
     Raises:
@@ -54,7 +54,7 @@ def replicas_of(place: Path, metric: str | None = None) -> Replicas:
     _check_one_family(place, runs)
     finished = [run for run in runs if run["how"] == "finished"]
     has_validation = any(run["validation"] for run in finished)
-    metric = metric or (MSE if has_validation else LOSS)
+    metric = metric or (VALIDATION if has_validation else LOSS)
     by_seed: dict[int, float] = {}
     for run in finished:
         value = look_up(run, metric)

@@ -91,13 +91,13 @@ def _of_metrics(run: RunFolder) -> dict[str, Any]:
         kind, _, key = name.partition("validation/")
         if not kind and len(series):
             validation[key] = without_nan(float(series.values[-1]))
-            if key == "mse" and np.isfinite(series.values).any():
+            if key == "loss" and np.isfinite(series.values).any():
                 best = float(np.nanmin(series.values))
     return {
         "step": int(loss.steps[-1]) if len(loss) else 0,
         "loss": without_nan(float(loss.values[-_LAST_STEPS:].mean())) if len(loss) else None,
         "validation": validation,
-        "best_mse": best,
+        "best_validation": best,
     }
 
 

@@ -28,7 +28,7 @@ _KINDS = ("choice", "integer", "log", "uniform")
 # They decide how long a trial is, where it lies, what its figure is of, or are the search's own.
 _KEPT = (
     *("name", "seed", "log_every", "data", "validation", "checkpoint", "stop", "supervision"),
-    *("training.steps", "windows.horizon"),
+    *("training.steps", "training.objective", "training.dead_zone", "windows.horizon"),
 )
 
 
@@ -115,7 +115,9 @@ class SearchConfig(Config):
 
     base: str = Field(description="the configuration that trials are laid over, from this file")
     name: str = "search"
-    metric: Literal["loss", "validation.mse", "validation.skill"] = "validation.mse"
+    metric: Literal["loss", "validation.loss", "validation.mse", "validation.skill"] = (
+        "validation.loss"
+    )
     sampler: Literal["grid", "random", "tpe", "gp"] = "random"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     budget_steps: Positive

@@ -15,6 +15,7 @@ from torch import nn
 from tapeline.config import ModelConfig, TrainingConfig
 from tapeline.errors import ConfigError, TapelineError
 from tapeline.training.determinism import keyed_draws, refusal, refused_operations
+from tapeline.training.objective import SQUARED_ERROR, Objective
 from tapeline.training.precision import check_trainable
 from tapeline.training.step import predict
 from tapeline.windows import BatchSource, WindowIndex
@@ -22,12 +23,15 @@ from tapeline.windows import BatchSource, WindowIndex
 _INITIALISATION = (2**63, 0)  # keys the first weights; steps are keyed by one small number
 
 
-def build_model(config: ModelConfig, num_inputs: int, seed: int, device: str) -> nn.Module:
+def build_model(
+    config: ModelConfig, num_inputs: int, num_outputs: int, seed: int, device: str
+) -> nn.Module:
     """The model that `factory(num_inputs, **arguments)` returns, its first weights keyed by seed.
 
     Args:
         config: names the factory; its module may lie in `folder`.
         num_inputs: T · columns of a window.
+        num_outputs: of the model; given to a factory with a parameter of this name.
         seed: of the run.
         device: where the model is put, as torch names it.
 
@@ -36,8 +40,12 @@ def build_model(config: ModelConfig, num_inputs: int, seed: int, device: str) ->
     """
     where = f"model.factory = {config.factory}"
     factory = _imported(config, where)
+    arguments = dict(config.arguments)
     try:
-        inspect.signature(factory).bind(num_inputs, **config.arguments)
+        signature = inspect.signature(factory)
+        if "num_outputs" in signature.parameters:
+            arguments.setdefault("num_outputs", num_outputs)
+        signature.bind(num_inputs, **arguments)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             where,
@@ -47,7 +55,7 @@ def build_model(config: ModelConfig, num_inputs: int, seed: int, device: str) ->
         ) from None
     with keyed_draws(torch.device("cpu"), seed, *_INITIALISATION):
         try:
-            model = factory(num_inputs, **config.arguments)
+            model = factory(num_inputs, **arguments)
         except Exception as error:
             raise _failed(where, "a model", error) from error
     if not isinstance(model, nn.Module):
@@ -74,24 +82,30 @@ def build_optimizer(config: TrainingConfig, model: nn.Module) -> torch.optim.Opt
     return optimizer
 
 
-def check_output(model: nn.Module, source: BatchSource, index: WindowIndex, seed: int) -> None:
+def check_output(
+    model: nn.Module,
+    source: BatchSource,
+    index: WindowIndex,
+    seed: int,
+    objective: Objective = SQUARED_ERROR,
+) -> None:
     """Try the model on two windows, so that one that can't work is told before a run begins.
 
     Weights that the model makes here, since it first had to see an input, are keyed by the seed.
 
     Raises:
-        TrainingError: its output is neither `[n]` nor `[n, 1]`, there is nothing to train in
-            float32, or operations of its forward pass don't repeat: each is named.
+        TrainingError: its output isn't of the shape that the objective asks for, there is nothing
+            to train in float32, or operations of its forward pass don't repeat: each is named.
         ConfigError: it raises.
     """
     check_trainable(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    x, _ = source.batch(*index.locate(np.zeros(2, np.int64)))
+    x, y = map(torch.from_numpy, source.batch(*index.locate(np.zeros(2, np.int64))))
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad(), keyed_draws(device, seed, *_INITIALISATION):
-            refused = refused_operations(lambda: predict(model, torch.from_numpy(x).to(device)))
+            refused = refused_operations(lambda: predict(model, x.to(device), y, objective))
     except TapelineError:
         raise
     except Exception as error:

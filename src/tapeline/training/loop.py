@@ -32,7 +32,7 @@ def loop(
 
     Args:
         step: does one step.
-        batches: x `[batch, inputs]` and y `[batch]`, at least `last − first` of them. An
+        batches: x `[batch, inputs]` and y as the step takes it, at least `last − first` of them. An
             iterator is left where the steps end, for the caller to go on with.
         first, last: numbers of steps; they key the draws and the schedule.
         hooks: called after each step, in order, with the number of steps done and the loss.
@@ -93,7 +93,7 @@ def train(
     accumulate: int = 1,
     bf16: bool = False,
     T: int = 20,
-    horizon: int = 10,
+    horizon: int | Sequence[int] = 10,
     target_col: int = 0,
     opt: torch.optim.Optimizer | None = None,
     start_step: int = 0,
@@ -102,7 +102,7 @@ def train(
     """Train a model on a store, for scripts and notebooks; `tapeline train` does runs.
 
     Args:
-        model: maps x `[batch, T · columns]` to `[batch]` or `[batch, 1]`.
+        model: maps x `[batch, T · columns]` to `[batch]` or `[batch, horizons]`.
         shards: the store.
         sampler: decides the batches, and advances.
         steps: how many steps to do.

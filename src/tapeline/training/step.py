@@ -12,12 +12,12 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tapeline.errors import TrainingError
 from tapeline.training.ballot import Ballot
 from tapeline.training.determinism import keyed_draws
 from tapeline.training.lanes import Lanes
+from tapeline.training.objective import SQUARED_ERROR, Objective
 from tapeline.training.precision import Precision, autocast, check_trainable, loss_scaler
 from tapeline.training.ranks import (
     clip_grad_norm,
@@ -34,7 +34,7 @@ class TrainStep:
     """Updates a model from one batch.
 
     Args:
-        model: maps x `[n, inputs]` to `[n]` or `[n, 1]`.
+        model: maps x `[n, inputs]` to what the objective asks for.
         optimizer: over the model's parameters.
         accumulate: micro-batches that a batch is cut into; their gradients, each scaled by its
             share, add up to the batch's.
@@ -48,6 +48,7 @@ class TrainStep:
             of its own.
 
     Attributes:
+        objective: gives the loss; the squared error unless another is set before the first step.
         scaler: of the loss, with float16: part of the state; None without.
         ballot: carries each rank's wish to stop, where there are several.
 
@@ -88,6 +89,7 @@ class TrainStep:
         self.clip_norm = clip_norm
         self.schedule = schedule
         self.seed = seed
+        self.objective: Objective = SQUARED_ERROR
         self.ballot = self.lanes.ballot if self.lanes else Ballot()
         self._shared = is_distributed(model)
         self._place = (data_rank(model),) if self._shared else ()
@@ -96,10 +98,10 @@ class TrainStep:
         self._clipped_from: Tensor | None = None
 
     def __call__(self, number: int, x: Tensor, y: Tensor) -> Tensor:
-        """Do step `number` with x `[batch, inputs]` and y `[batch]`; returns the mean loss.
+        """Do step `number` with x `[batch, inputs]` and y `[batch]` or `[batch, targets]`.
 
         With a distributed model x and y are this rank's rows; with lanes what `Lanes` was told.
-        The loss is the mean over all ranks' rows. It stays on the device: reading it here would
+        Returns the mean loss over all ranks' rows. It stays on the device: reading it here would
         wait for the device every step.
 
         Raises:
@@ -134,7 +136,7 @@ class TrainStep:
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The mean loss of a part of the batch, scaled where that is needed."""
-        loss = batch_loss(self.model, x, y, precision=self.precision)
+        loss = batch_loss(self.model, x, y, precision=self.precision, objective=self.objective)
         return self.scaler.scale(loss) if self.scaler else loss
 
     def _backward(self, number: int, x: Tensor, y: Tensor) -> Tensor:
@@ -200,33 +202,40 @@ def _lanes(model: nn.Module, lanes: int | Lanes, seed: int) -> Lanes | None:
 
 
 def batch_loss(
-    model: nn.Module, x: Tensor, y: Tensor, *, precision: Precision = "float32"
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    precision: Precision = "float32",
+    objective: Objective = SQUARED_ERROR,
 ) -> Tensor:
-    """Mean squared error of the model on x `[n, inputs]`, y `[n]`; float32 whatever the forward.
+    """Mean loss of the model on x `[n, inputs]`, y `[n]` or `[n, targets]`; in float32.
 
     Raises:
-        TrainingError: the model's output is neither `[n]` nor `[n, 1]`.
+        TrainingError: the model's output isn't of the shape that the objective asks for.
     """
     with autocast(x.device, precision):
-        prediction = predict(model, x)
-    return F.mse_loss(prediction.float(), y)
+        output = predict(model, x, y, objective)
+    return objective.loss(output, y)
 
 
-def predict(model: nn.Module, x: Tensor) -> Tensor:
-    """The model's output for x `[n, inputs]`, as `[n]`.
+def predict(model: nn.Module, x: Tensor, y: Tensor, objective: Objective) -> Tensor:
+    """The model's output for x `[n, inputs]`, whose targets are y.
 
     Raises:
-        TrainingError: the model's output is neither `[n]` nor `[n, 1]`.
+        TrainingError: it isn't of shape `[n, outputs]`; one for each window may also be `[n]`.
     """
     output: Tensor = model(x)
-    if output.shape not in ((len(x),), (len(x), 1)):
+    num = objective.num_outputs(math.prod(y.shape[1:]))
+    shapes = [[len(x)], [len(x), 1]] if num == 1 else [[len(x), num]]
+    if list(output.shape) not in shapes:
         raise TrainingError(
             f"model {type(model).__name__}",
-            expected=f"an output of shape [{len(x)}] or [{len(x)}, 1] for {len(x)} windows",
+            expected=f"an output of shape {' or '.join(map(str, shapes))} for {len(x)} windows",
             found=f"shape {list(output.shape)}",
-            fix="Let the model end in one output per window",
+            fix=f"Let the model end in {'one output' if num == 1 else f'{num} outputs'} per window",
         )
-    return output.reshape(len(x))
+    return output
 
 
 def warmup_then(

@@ -32,7 +32,7 @@ def make_batch(
     sessions: npt.ArrayLike,
     starts: npt.ArrayLike,
     T: int = 20,
-    horizon: int = 10,
+    horizon: int | Sequence[int] = 10,
     target_col: int = 0,
 ) -> tuple[Float32Array, Float32Array]:
     """A batch, window by window: slow, obvious, and what `make_batch_vec` is tested against.
@@ -42,12 +42,13 @@ def make_batch(
         sessions: whole numbers `[batch]`, the session of each window.
         starts: whole numbers `[batch]`, each window's first row within its session.
         T: rows in a window.
-        horizon: rows from a window's last row to its target's.
+        horizon: rows from a window's last row to its target's; several give several targets.
         target_col: the column whose change is the target.
 
     Returns:
         x, float32 `[batch, T · columns]`, and y, float32 `[batch]`: the column at row
-        `start + T + horizon − 1` minus the same column at row `start + T − 1`.
+        `start + T + horizon − 1` minus the same column at row `start + T − 1`. For a sequence of
+        horizons y is `[batch, horizons]`, in its order.
 
     Raises:
         WindowError: a window or its target doesn't lie within its session, or touches a row that
@@ -55,12 +56,14 @@ def make_batch(
     """
     sessions, starts = _checked(shards, sessions, starts, T, horizon, target_col)
     x = np.empty((len(starts), T * shards.mm.shape[1]), np.float32)
-    y = np.empty(len(starts), np.float32)
+    horizons = _several(horizon)
+    y = np.empty((len(starts), len(horizons)), np.float32)
     for b, (session, start) in enumerate(zip(sessions, starts, strict=True)):
         values = shards.values(session)
         x[b] = values[start : start + T].reshape(-1)
-        y[b] = values[start + T + horizon - 1, target_col] - values[start + T - 1, target_col]
-    return x, y
+        for h, rows in enumerate(horizons):
+            y[b, h] = values[start + T + rows - 1, target_col] - values[start + T - 1, target_col]
+    return x, y if isinstance(horizon, Sequence) else y.reshape(-1)
 
 
 def make_batch_vec(
@@ -68,7 +71,7 @@ def make_batch_vec(
     sessions: npt.ArrayLike,
     starts: npt.ArrayLike,
     T: int = 20,
-    horizon: int = 10,
+    horizon: int | Sequence[int] = 10,
     target_col: int = 0,
 ) -> tuple[Float32Array, Float32Array]:
     """The same batch as `make_batch`, bit for bit, in one gather.
@@ -294,7 +297,7 @@ def _checked(
     sessions: npt.ArrayLike,
     starts: npt.ArrayLike,
     T: int,
-    horizon: int,
+    horizon: int | Sequence[int],
     target_col: int,
 ) -> tuple[Int64Array, Int64Array]:
     """The windows as int64 arrays, once it is certain that all of them exist."""
@@ -310,20 +313,23 @@ def _checked(
             found=f"{which.dtype} {list(which.shape)} and {first.dtype} {list(first.shape)}",
             fix="Pass what `WindowSampler.next()` returned",
         )
-    _check_shape(shards.mm.shape[1], T, horizon, target_col)
+    horizons = _several(horizon)
+    for one in horizons:
+        _check_shape(shards.mm.shape[1], T, one, target_col)
+    span = T + max(horizons, default=0)
     which, first = which.astype(np.int64), first.astype(np.int64)
     known = (which >= 0) & (which < len(shards))
     rows = shards.lengths[np.where(known, which, 0)]
-    wrong = ~known | (first < 0) | (first > rows - T - horizon)  # a sum might overflow
+    wrong = ~known | (first < 0) | (first > rows - span)  # a sum might overflow
     if wrong.any():
         b = int(np.argmax(wrong))
         raise WindowError(
             f"window {b} of the batch",
-            expected=f"{T + horizon} rows within one of {len(shards)} sessions",
+            expected=f"{span} rows within one of {len(shards)} sessions",
             found=f"session {which[b]} of {rows[b] if known[b] else 0} rows, start {first[b]}",
             fix="Draw windows from a sampler made for this store",
         )
-    _check_valid(shards, which, first, T + horizon)
+    _check_valid(shards, which, first, span)
     return which, first
 
 

@@ -26,7 +26,7 @@ class WindowSampler:
         lengths: rows of each session, or a finished `WindowIndex`, which then decides T and
             horizon.
         T: rows in a window.
-        horizon: rows from a window's last row to its target's.
+        horizon: rows from a window's last row to its target's; one or several.
         batch: windows per batch.
         seed: of the order; any whole number.
 
@@ -39,7 +39,7 @@ class WindowSampler:
         self,
         lengths: Sequence[int] | npt.ArrayLike | WindowIndex,
         T: int = 20,
-        horizon: int = 10,
+        horizon: int | Sequence[int] = 10,
         batch: int = 256,
         seed: int = 0,
     ) -> None:
