@@ -99,7 +99,6 @@ def database():
             run(str(control), "-D", data, "-m", "immediate", "-w", "stop")
 
 
-@pytest.mark.timeout(300)  # a server and six processes, on a machine that may be loaded
 @pytest.mark.parametrize(("kind", "sampler"), [("file", "random"), ("postgresql", "tpe")])
 def test_four_workers_two_killed_and_then_all_lose_no_trial_and_decide_as_a_replay(
     tmp_path, request, kind, sampler

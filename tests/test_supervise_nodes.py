@@ -22,7 +22,7 @@ from tapeline.supervise.processes import published
 
 HELPER = Path(__file__).with_name("helpers_supervise.py")
 STEPS = 400
-LONGEST_S = 250  # a loaded machine is nobody's fault
+LONGEST_S = 100  # a loaded machine is nobody's fault
 
 
 def test_a_machine_knows_its_place_from_its_scheduler_or_is_told():
@@ -149,7 +149,6 @@ def test_a_lost_machine_is_waited_for_and_nothing_else_is_lost(tmp_path, hosts, 
     assert {published(folder / "node-1.json")["host"] for folder in begun} == {"node1"}
 
 
-@pytest.mark.timeout(300)  # ten processes that import torch
 def test_torchrun_on_two_machines_comes_to_the_bits_of_one_process(tmp_path, hosts):
     prepare(tmp_path, rank=1, number=19)
     whole = undisturbed(tmp_path).done()
