@@ -16,7 +16,7 @@ from typing import Any
 from tapeline.attempt.parts import check_ranks
 from tapeline.config import RunConfig
 from tapeline.errors import ConfigError, RunError
-from tapeline.files import Journal, atomic_write, canonical_json
+from tapeline.files import Journal, atomic_write, sha256_json
 from tapeline.prove.cause import MANY_THREADS, ONE_THREAD, determinism_cost_of, find_causes
 from tapeline.prove.certificate import NAMES, Certificate, Life
 from tapeline.prove.killing import Kill, kill_at, last_step, plan_kills, ranks_of_life, watch
@@ -253,7 +253,7 @@ def _ends(run: Path, steps: int) -> dict[str, str]:
     return {
         **{NAMES.get(part, part): value for part, value in parts.items()},
         "losses": hashlib.sha256(losses.values.tobytes()).hexdigest(),
-        "validation": hashlib.sha256(canonical_json(texts).encode()).hexdigest(),
+        "validation": sha256_json(texts),
     }
 
 

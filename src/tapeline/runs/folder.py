@@ -22,11 +22,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from tapeline.clock import Clock, SystemClock, utc
 from tapeline.errors import RunError
-from tapeline.files import Journal, atomic_write, canonical_json, read_journal
+from tapeline.files import Journal, atomic_write, read_journal, xxh3_json
 from tapeline.runs.metrics import with_nan
 from tapeline.runs.record import SURROUNDINGS, surroundings
 from tapeline.runs.secrecy import redacted
@@ -272,4 +270,4 @@ class RunFolder:
 
 def _digest(record: dict[str, Any]) -> str:
     as_read = json.loads(json.dumps(record))  # tuples are lists then, and keys are text
-    return xxhash.xxh3_128_hexdigest(canonical_json(as_read).encode())
+    return xxh3_json(as_read)
