@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tapeline import run as runs
 from tapeline.cli import app
 from tapeline.config import RunConfig
+from tapeline.ledger import Ledger, account_of
 from tapeline.report.run_page import run_page
 from tapeline.report.seen import SeenRun
 from tapeline.tape import synthetic_sessions
@@ -235,3 +236,25 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
         write_page_run(tmp_path / place / "run", lives=((0, 10),))
     told = json.loads(report(tmp_path / "a" / "run", tmp_path / "b" / "run", "--json").stdout)
     assert list(told["runs"]) == [str(tmp_path / place / "run") for place in "ab"]
+
+
+def test_a_ledger_without_a_run_has_a_page(tmp_path):
+    for steps in (range(1, 8), range(4, 10)):
+        with Ledger(tmp_path, from_step=steps[0] - 1) as ledger:
+            for step, _ in zip(steps, ledger.batches(steps), strict=True):
+                ledger.step_done(step)
+    result = report(tmp_path, "--price-per-hour", "2.5")
+    assert result.exit_code == 0, result.output
+    assert "useful" in result.stdout and "money" in result.stdout
+    assert headings_of(tmp_path / "report.html") == [
+        "Where the time went",
+        "Attempts",
+        "Where a step&#39;s time goes",
+        "How long steps took",
+    ]
+    told = json.loads(report(tmp_path, "--json").stdout)
+    assert told["account"] == account_of(tmp_path).as_dict()
+    found = CliRunner().invoke(app, ["diagnose", str(tmp_path)])
+    assert str(found.exception).endswith(
+        "Give the folder that `tapeline train` made; of a ledger alone, `tapeline report`."
+    )

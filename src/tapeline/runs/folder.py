@@ -137,7 +137,12 @@ class RunFolder:
                 self.path,
                 expected=f"the folder of a run, with {RECORD}",
                 found=error.strerror or "none",
-                fix="Give the folder that `tapeline train` made",
+                fix="Give the folder that `tapeline train` made"
+                + (
+                    "; of a ledger alone, `tapeline report`"
+                    if (self.path / "ledger").exists()
+                    else ""
+                ),
             ) from None
         except (ValueError, KeyError, TypeError):
             raise RunError(
