@@ -51,7 +51,7 @@ def list_(
 ) -> None:
     """Show the runs below a folder, with what became of them.
 
-    Example: tapeline runs list --where training.batch=256 --sort validation.mse
+    Example: tapeline runs list --where training.batch=256 --sort validation.loss
     """
     from tapeline.runs.choosing import check_keys, chosen
 
