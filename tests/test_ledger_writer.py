@@ -177,6 +177,12 @@ def test_wrong_use_is_told(tmp_path, clock) -> None:
     )
     ledger.close()
     with pytest.raises(LedgerError) as caught:
+        ledger.step_done(6)
+    assert str(caught.value) == (
+        "step 6: expected an open ledger, found one that is closed. Keep the loop inside its "
+        "`with` block."
+    )
+    with pytest.raises(LedgerError) as caught:
         begin(tmp_path, clock, attempt=3)
     assert str(caught.value) == (
         f"{ledger_path(tmp_path, 0)}, attempt 3: expected an attempt after 3, found one that is "

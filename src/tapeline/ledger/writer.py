@@ -226,8 +226,15 @@ class Ledger:
             step: number of steps done in the run, so it grows.
 
         Raises:
-            LedgerError: it doesn't grow.
+            LedgerError: it doesn't grow, or the ledger is closed.
         """
+        if self._closed:
+            raise LedgerError(
+                f"step {step}",
+                expected="an open ledger",
+                found="one that is closed",
+                fix="Keep the loop inside its `with` block",
+            )
         if step <= self.step:
             raise LedgerError(
                 f"step {step}",
