@@ -94,7 +94,7 @@ def _loss_section(run: RunFolder, whole: RunFolder, figures: dict[str, Any]) -> 
                 (figures["killed"]["after_step"], "killed"),
                 (figures["resumed_from_step"], "resumed"),
             ],
-            validation={step: found["mse"] for step, found in run.validations().items()},
+            validation={step: found["loss"] for step, found in run.validations().items()},
             predict_zero=figures["validation"]["mse_zero"],
         ),
         alt="Training loss by step with the kill and the resume marked.",
