@@ -476,6 +476,7 @@ DECIDING = [
     "training.lr_rescale=sqrt training.base_batch=300",
     "training.base_batch=300 training.lr_rescale=linear",
     "training.optimizer=sgd",
+    "training.fused=true",
     "training.weight_decay=7",
     "training.schedule=cosine",
     "training.warmup_steps=7",

@@ -151,6 +151,16 @@ def test_a_run_in_float16_resumes_with_its_loss_scale(workplace, whole, lanes):
     assert resume(run).part_sha256 == plain.part_sha256
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_fused_optimizer_resumes_to_the_same_bits(workplace, whole, optimizer):
+    settings = (f"training.optimizer={optimizer}", "training.fused=true", "training.accumulate=1")
+    settings += ("training.lanes=8", "training.precision=float16")
+    plain = start(config_of(workplace, *settings), workplace / f"fused-{optimizer}")
+    assert plain.state_sha256 != whole.state_sha256
+    run = killed_at(workplace, f"fused-killed-{optimizer}", 30, *settings)
+    assert resume(run).part_sha256 == plain.part_sha256
+
+
 def test_validating_and_saving_differently_changes_no_bit(workplace, whole):
     other = start(
         config_of(workplace, "validation.every=1", "checkpoint.every=60"), workplace / "often"

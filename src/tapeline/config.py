@@ -117,6 +117,7 @@ class TrainingConfig(Section):
     )
     base_batch: Positive | None = None
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    fused: bool = Field(False, description="torch's fused optimizer: faster, and other bits")
     weight_decay: Annotated[float, Field(ge=0.0, le=1e30, allow_inf_nan=False)] = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -304,8 +305,10 @@ class RunConfig(Config):
         and what watchers do: which batches were passed over is a journal of its own, and the
         position is in every checkpoint.
         """
-        # Left out where the change itself is predicted: those hashes are older than the choice.
-        chosen = set() if self.training.objective == "direction" else {"objective", "dead_zone"}
+        # Left out where they are the default: those hashes are older than the choice.
+        unchosen = set() if self.training.fused else {"fused"}
+        if self.training.objective != "direction":
+            unchosen |= {"objective", "dead_zone"}
         decides = self.model_dump(
             mode="json",
             exclude={
@@ -317,7 +320,7 @@ class RunConfig(Config):
                 "supervision": True,
                 "data": {"store", "cache", "cache_bytes", "verify"},
                 "model": {"folder"},
-                "training": chosen,
+                "training": unchosen,
                 "validation": {"every"},
             },
         )

@@ -77,7 +77,10 @@ def build_optimizer(config: TrainingConfig, model: nn.Module) -> torch.optim.Opt
     check_trainable(model)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     optimizer: torch.optim.Optimizer = kinds[config.optimizer](
-        model.parameters(), lr=config.scaled_learning_rate, weight_decay=config.weight_decay
+        model.parameters(),
+        lr=config.scaled_learning_rate,
+        weight_decay=config.weight_decay,
+        fused=config.fused or None,
     )
     return optimizer
 
