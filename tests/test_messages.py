@@ -5,6 +5,8 @@ The whole tree of commands is walked, so a new verb is held to the same.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -147,6 +149,7 @@ def test_what_is_no_run_is_told_in_a_sentence_by_every_verb(tapeline: Tapeline, 
         assert ": expected " in last, kind
         assert ", found " in last, kind
         assert ".." not in last, kind
+        assert len(re.findall(r"\. [A-Z]", last)) == 1, kind  # two sentences
 
 
 # With a run at `good` and a configuration at run.toml: what follows `tapeline: `.
@@ -162,6 +165,13 @@ TOLD = {
     "train run.toml --set checkpoint.every=often": "run.toml with --set checkpoint.every=often, "
     "key `checkpoint.every`: expected a valid integer or 'auto', found 'often'. "
     "Correct the value.\n",
+    "chaos run.toml --out struck --set training.lanes=3": "run.toml with --set training.lanes=3, "
+    "key `training`: expected lanes to divide batch",
+    "plan checkpoint --failure-shape nan": "--failure-shape: expected --simulate beside it, found "
+    "nan alone. Say how many failures to simulate, or leave it out.\n",
+    "plan checkpoint --machines -1": "--machines: expected --simulate beside it, found -1 alone. ",
+    "ingest --synthetic 2 --part 1/2 --set depth=3": "ingest --synthetic: expected no option that "
+    "is about files, found --set, --part. Leave it out.\n",
     "export good --to mlflow --uri nope": "--uri nope: expected an MLflow server that takes the "
     "run, found ",
 }
@@ -174,6 +184,7 @@ def test_what_is_wrong_is_told_in_a_sentence(tapeline: Tapeline, line: str) -> N
     code, out, err = tapeline(*line.split())
     assert (code, out) == (2, "")
     assert err.startswith(f"tapeline: {TOLD[line]}")
+    assert not Path("struck").exists()
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
@@ -181,6 +192,42 @@ def test_chaos_at_no_rate_is_refused(tapeline: Tapeline, value: str) -> None:
     code, _, err = tapeline("chaos", "run.toml", "--out", "struck", "--mtbf", value)
     assert code == 2
     assert "Invalid value for '--mtbf'" in err
+
+
+def test_a_verb_that_is_interrupted_ends_in_a_line(tapeline: Tapeline, monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tapeline.store.append_shards", interrupted)
+    assert tapeline("ingest", "--synthetic", 1) == (130, "", "tapeline: interrupted\n")
+
+
+def test_what_a_locale_cant_say_ends_no_verb(tmp_path: Path) -> None:
+    for name in ("good", "other"):
+        write_page_run(tmp_path / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "tapeline", "runs", "diff", "good", "other"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"good ? " in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["ingest --synthetic 1 --out full", "report good --out full"])
+def test_a_full_disk_is_told_with_what_was_written(tmp_path: Path, verb: str) -> None:
+    write_page_run(tmp_path / "good")
+    limited = f"ulimit -f 1; {sys.executable} -m tapeline {verb}"
+    done = subprocess.run(
+        ["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(
+        r"tapeline: full\S*: File too large. Make room there, and give the command again.\n",
+        done.stderr,
+    )
 
 
 def test_output_that_nobody_reads_further_ends_quietly() -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -57,7 +58,7 @@ def look(run):
 
 def drawn(seen, width=100):
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(frame(seen))
+    console.print(frame(seen, width))
     return console.export_text()
 
 
@@ -239,6 +240,30 @@ def test_shares_of_time_are_a_bar_with_its_legend():
     text = drawn(run_of(account=account))
     assert "60 %  " + "█" * 36 + "░" * 24 in text
     assert "█ useful 60 %  ░ lost 40 %" in text
+
+
+def test_a_narrow_terminal_breaks_no_line(tmp_path):
+    run = begun(tmp_path / "run", ranks=2)
+    with (
+        Ledger(run.path, world=World(0, 2, 0)) as ledger,
+        MetricsJournal(run.metrics_path(0), 1) as metrics,
+    ):
+        for step in range(1, 4):
+            for phase in ("data", "compute", "evaluation", "other"):
+                ledger.switch(phase)
+                time.sleep(0.002)
+            ledger.step_done(step)
+        metrics.losses(3, [3.0, 2.0, 1.0])
+        lines = drawn(look(run), 40).splitlines()
+    assert max(map(len, lines)) <= 40
+    begins = ("r  ", "step 3 of", "rank ", "   0 ", "   1 ", "loss  ", "goodput ", " " * 10)
+    rest = [line for line in lines if line and not line.startswith(begins)]
+    assert all(line.startswith(("attempt ", "findings ")) or "steps/s" in line for line in rest)
+    assert "attempt   1 from step 0, which goes on" in lines
+    (bar,) = (line for line in lines if line.startswith("goodput "))
+    assert "%" in bar
+    legend = [part for line in lines for part in line[10:].split("  ") if part.endswith(" %")]
+    assert any(re.fullmatch(r"█ useful [\d.]+ %", part.strip()) for part in legend)
 
 
 def test_the_screen_follows_a_run_to_its_end(tmp_path):

@@ -72,10 +72,17 @@ def atomic_open(path: Path) -> Iterator[IO[bytes]]:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        _name(error, path)
         raise
     fsync_path(path.parent)
+
+
+def _name(error: BaseException, path: Path) -> None:
+    """Say what was written when an error arose: the system names no file of one that is open."""
+    if isinstance(error, OSError) and error.errno and error.filename is None:
+        error.filename = str(path)
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
@@ -110,7 +117,8 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         temporary.rename(path)
         for folder in [path, *missing]:
             fsync_path(folder.parent)
-    except BaseException:
+    except BaseException as error:
+        _name(error, path)
         if old.exists():  # give back what was there
             if path.exists():
                 path.rename(temporary)

@@ -1,17 +1,21 @@
 """The command line: each verb parses, calls one function, and prints.
 
 Standard output carries data, standard error carries talk. Exit 0 fine, 1 finding, 2 wrong use or
-bad input, 70 a supervisor gave up, 75 told to stop and saved. Heavy imports stand
+bad input, 70 a supervisor gave up, 75 told to stop and saved, 130 interrupted. Heavy imports stand
 inside the verbs, so that `tapeline --help` needs neither torch nor NumPy.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from tapeline.cli.advise import advise_run
 from tapeline.cli.bench import bench
@@ -36,8 +40,23 @@ from tapeline.cli.trials import compare_precision, sweep_batch
 from tapeline.cli.watch import watch
 from tapeline.errors import TapelineError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Interruptible(TyperGroup):
+    """Ctrl-C ends a verb in one line, with the exit code that a shell gives a signal's end."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("tapeline: interrupted", err=True)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="tapeline",
+    cls=_Interruptible,
     help="Train sequence models on market tick data: know where every second went, never lose a "
     "step.",
     no_args_is_help=True,
@@ -78,6 +97,9 @@ def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
     sys.path.append(str(Path.cwd()))  # for `module:function`; last, so that it hides no package
     warnings.formatwarning = _warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a locale can't say doesn't end a verb
+            stream.reconfigure(errors="replace")
     try:
         app()
     except TapelineError as error:
@@ -88,7 +110,9 @@ def main() -> None:
         from tapeline.files import meant
 
         where = meant(str(error.filename or "the operating system"))
-        _fail(f"{where}: {error.strerror or error}. Check the path, its permissions and the disk.")
+        full = "Make room there, and give the command again"
+        fix = full if error.errno in _FULL else "Check the path, its permissions and the disk"
+        _fail(f"{where}: {error.strerror or error}. {fix}.")
 
 
 _formatted = warnings.formatwarning

@@ -74,7 +74,8 @@ def ingest(
     from tapeline.store.place import folder_of, is_remote
 
     out = store if is_remote(store) else folder_of(store)
-    _check_one_source(files, synthetic)
+    of_files = (continues, sessions != "utc", reader, overrides, jobs > 1, part)
+    _check_source(files, synthetic, of_files)
     check_out(out, fmt)
     if synthetic is not None:
         _synthetic(synthetic, seed, instrument or "SYN", out, fmt, replace=replace)
@@ -84,15 +85,20 @@ def ingest(
     config = IngestConfig.from_mapping(given, "tapeline ingest", overrides or [])
     tapes = [files or []] if continues else [[file] for file in files or []]
     done = _ingest(tapes, out, fmt, config, jobs, part, replace=replace)
-    for report in done.reports:
-        say(str(report))
+    say("\n".join(map(str, done.reports)))
     if done.is_complete:
         _print(out, fmt, done, as_json)
     else:
         say(f"part {part} of {out} is written; other parts are missing")
 
 
-def _check_one_source(files: list[Path] | None, synthetic: int | None) -> None:
+_OF_FILES = ("--continues", "--sessions", "--reader", "--set", "--jobs", "--part")
+
+
+def _check_source(
+    files: list[Path] | None, synthetic: int | None, of_files: Sequence[object]
+) -> None:
+    """Refuse two sources or none, and options of `_OF_FILES` that would do nothing."""
     from tapeline.errors import TapeError
 
     if bool(files) == (synthetic is not None):
@@ -101,6 +107,13 @@ def _check_one_source(files: list[Path] | None, synthetic: int | None) -> None:
             expected="files or --synthetic N",
             found="both" if files else "neither",
             fix="Give one of the two",
+        )
+    if synthetic is not None and any(of_files):
+        raise TapeError(
+            "ingest --synthetic",
+            expected="no option that is about files",
+            found=", ".join(name for name, one in zip(_OF_FILES, of_files, strict=True) if one),
+            fix="Leave it out",
         )
 
 

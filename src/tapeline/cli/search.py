@@ -24,7 +24,8 @@ class _RunByDefault(DefaultVerb):
 app = typer.Typer(
     cls=_RunByDefault,
     help="Search settings by grid, random, Bayesian or asynchronous halving, each trial a run. "
-    "Example: tapeline search examples/search.toml",
+    "`tapeline search run --help` has its options. "
+    "Example: tapeline search examples/search.toml --budget 20000 --workers 2",
     no_args_is_help=True,
 )
 Storage = Annotated[

@@ -119,8 +119,13 @@ def chaos(
     """
     from dataclasses import asdict
 
+    from tapeline.store import open_reader
     from tapeline.supervise.chaos import schedule
+    from tapeline.supervise.elastic import Ranks as Asked
     from tapeline.supervise.trial import compare, under_chaos, undisturbed
+
+    Asked.parse(ranks)
+    open_reader(_loaded(config, out, overrides)[0].data.store)
 
     def command(name: str, *more: str) -> list[str]:
         argv = ["-m", "tapeline", "supervise", str(config), "--out", str(out / name), "--json"]

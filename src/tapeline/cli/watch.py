@@ -51,7 +51,8 @@ def _print(seen: LiveRun) -> None:
 
     from tapeline.report.live_frame import frame
 
-    Console(file=sys.stdout, highlight=False).print(frame(seen))
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(frame(seen, console.width))
 
 
 def _watched(view: LiveView) -> LiveRun:
@@ -63,9 +64,10 @@ def _watched(view: LiveView) -> LiveRun:
     from tapeline.report.live_frame import frame
 
     seen = view.look()
-    with Live(frame(seen), auto_refresh=False) as screen, contextlib.suppress(KeyboardInterrupt):
+    with Live(auto_refresh=False) as screen, contextlib.suppress(KeyboardInterrupt):
+        screen.update(frame(seen, screen.console.width), refresh=True)
         while not seen.ended:
             time.sleep(_EVERY_S)
             seen = view.look()
-            screen.update(frame(seen), refresh=True)
+            screen.update(frame(seen, screen.console.width), refresh=True)
     return seen

@@ -95,7 +95,7 @@ def _check_one_family(place: Path, runs: list[dict[str, Any]]) -> None:
             raise RunError(
                 run["path"],
                 expected="a whole run",
-                found=run["problem"].rstrip("."),
+                found=run["problem"].rstrip(".").rpartition(". ")[0],  # without its advice
                 fix="Restore it, or move it elsewhere",
             )
         if run["family"] is None or run["family"] != runs[0]["family"]:

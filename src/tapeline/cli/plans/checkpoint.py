@@ -115,6 +115,14 @@ def _playback(
 ) -> Playback | None:
     num_failures = inputs.count(SIMULATE, failures)
     if not num_failures:
+        for quantity, given in ((FAILURE_SHAPE, shape), (MACHINES, machines)):
+            if given is not None:
+                raise TapelineError(
+                    quantity.option,
+                    expected=f"{SIMULATE.option} beside it",
+                    found=f"{given:g} alone",
+                    fix="Say how many failures to simulate, or leave it out",
+                )
         return None
     return Playback(
         num_failures, inputs.take(FAILURE_SHAPE, shape), inputs.count(MACHINES, machines)
