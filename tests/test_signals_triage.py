@@ -100,6 +100,11 @@ PLANTED: dict[str, tuple[Plant, str, tuple[int, ...]]] = {
         "small kernels",
         (),
     ),
+    "a loop of many operations, and a large one": (
+        lambda s: Job(kernels=Kernels(3000, 9000.0, 0.3)).play(s),
+        "small kernels",
+        (),
+    ),
     "stopped in a collective": (
         lambda s: stopped_in_a_collective(Job().play(s), s % 4, s),
         "hang",
@@ -121,6 +126,7 @@ HEALTHY = {
     "four ranks, by histograms": Job(aligned=False),
     "small kernels that keep busy": Job(kernels=Kernels(3000, 6.0, 0.9)),
     "few large kernels": Job(kernels=Kernels(20, 900.0, 0.7)),
+    "pauses between few kernels": Job(kernels=Kernels(30, 900.0, 0.02)),
 }
 
 

@@ -94,21 +94,30 @@ def _small_kernels(evidence: Evidence, limits: Limits) -> list[Verdict]:
         return []
     size = _middle([r.kernels.median_us for r in seen if r.kernels])
     idle = 1 - _middle([r.kernels.busy for r in seen if r.kernels])
-    if size >= limits.small_kernel_us or idle < limits.idle:
-        return []
     number = _middle([r.kernels.per_step for r in seen if r.kernels])
+    gaps_us = [
+        1e6 * idle * w.own_s.mean() / number for r in seen for w in r.windows if len(w.own_s)
+    ]
+    if idle >= limits.idle and size < limits.small_kernel_us:
+        seen_of_them, gone = f"the median runs {size:.1f} µs", idle
+    elif idle >= limits.launching and gaps_us and _middle(gaps_us) < limits.launch_us:
+        # A few large ones hide how small the many are; done as one, the many go as well.
+        seen_of_them, gone = f"{_middle(gaps_us):.0f} µs from one to the next", 1.0
+    else:
+        return []
     useful = typical_share(evidence, "useful")
     return [
         Verdict(
             "small kernels",
             (),
             (
-                f"{number:.0f} kernels a step, the median runs {size:.1f} µs",
+                f"{number:.0f} kernels a step, {seen_of_them}",
                 f"{percent(idle)} of the computing time none runs",
             ),
             "a larger batch that takes longer in proportion",
-            "Take a larger batch, compile the model or capture it as a graph, fuse the optimiser",
-            idle * (1.0 if useful is None else useful),
+            "Do in one operation what a Python loop does in many, take a larger batch, compile the "
+            "model or capture it as a graph, fuse the optimiser",
+            gone * (1.0 if useful is None else useful),
         )
     ]
 

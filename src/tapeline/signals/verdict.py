@@ -63,6 +63,8 @@ class Limits:
         starved, checkpoint: shares of the time since startup.
         idle: share of the computing time between kernels.
         small_kernel_us: a kernel shorter than that costs about as much to launch as to run.
+        launching, launch_us: share of the computing time between kernels, and the time from one
+            to the next, up to which launching them is what takes it.
         imbalance: share of a step in which ranks wait for the slowest.
         communication: share of a step in collectives when nobody is late.
         other: share of the time since startup that no bucket explains.
@@ -83,6 +85,8 @@ class Limits:
     checkpoint: float = 0.1
     idle: float = 0.2
     small_kernel_us: float = 10.0
+    launching: float = 0.5
+    launch_us: float = 50.0
     imbalance: float = 0.1
     communication: float = 0.15
     other: float = 0.15
