@@ -22,8 +22,6 @@ from tapeline.reliability import (
     exact_interval_s,
     num_saves_before_end,
     overhead,
-    sharded_write_s,
-    two_tiers,
     young_interval_s,
 )
 
@@ -123,33 +121,6 @@ def test_one_write_is_in_flight_and_none_is_the_synchronous_case(s, p, a, m):
     assert interval >= p
     synchronous = async_interval_s(snapshot_s=s, write_s=0.0, slowdown=a, mtbf_s=m)
     assert synchronous == young_interval_s(blocking_s=s, mtbf_s=m)
-
-
-def test_sharded_writes():
-    about = {"writer_bytes_per_s": 1e9, "filesystem_bytes_per_s": 10e9}
-    assert sharded_write_s(180e9, num_writers=1, **about) == pytest.approx(180)
-    assert sharded_write_s(180e9, num_writers=8, **about) == pytest.approx(22.5)
-    assert sharded_write_s(180e9, num_writers=64, barrier_s=2, **about) == pytest.approx(20)
-
-
-def test_two_tiers_against_one():
-    found = two_tiers(local_s=2, durable_s=60, local_mtbf_s=6 * HOUR, durable_mtbf_s=72 * HOUR)
-    assert found.local_interval_s == pytest.approx(293.9, abs=0.05)
-    assert found.durable_interval_s == pytest.approx(5483.4, abs=0.05)
-    assert found.overhead == pytest.approx(0.0348, abs=5e-5)
-    together = 1 / (1 / (6 * HOUR) + 1 / (72 * HOUR))
-    single = young_interval_s(blocking_s=60, mtbf_s=together)
-    assert single == pytest.approx(1546.8, abs=0.05)
-    assert overhead(single, blocking_s=60, mtbf_s=together) == pytest.approx(0.0776, abs=5e-5)
-
-
-def test_a_durable_tier_that_costs_no_more_makes_the_local_one_pointless():
-    with pytest.raises(TapelineError) as error:
-        two_tiers(local_s=5, durable_s=5, local_mtbf_s=1, durable_mtbf_s=1)
-    assert str(error.value) == (
-        "durable_s: expected more than the local checkpoint's 5 s, found 5 s. "
-        "Use the durable tier alone: it costs no more and survives more."
-    )
 
 
 @pytest.mark.parametrize(

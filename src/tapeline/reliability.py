@@ -1,8 +1,8 @@
 """How often to checkpoint, what it costs, and when no interval helps: pure formulas.
 
-Covers: the best interval for one tier, for background writes and for two tiers, its overhead,
-the time of a sharded write, the mean time between failures from counts, and the regimes to
-refuse. Does not cover measuring any of the inputs.
+Covers: the best interval, also for background writes, its overhead, the mean time between
+failures from counts, and the regimes to refuse. Does not cover measuring any of the inputs, nor
+several tiers, which `plan` has.
 
 Symbols of the literature: C seconds that the loop is blocked by one checkpoint (`blocking_s`),
 M mean time between job-killing failures (`mtbf_s`), R seconds to detect, respawn and reload
@@ -140,68 +140,6 @@ def async_overhead(
         mtbf_s=mtbf_s,
         restart_s=write_s + restart_s,
     )
-
-
-def sharded_write_s(
-    num_bytes: float,
-    *,
-    num_writers: int,
-    writer_bytes_per_s: float,
-    filesystem_bytes_per_s: float,
-    barrier_s: float = 0.0,
-) -> float:
-    """Seconds to write a state in shards: the writers share the work, the file system caps them.
-
-    Source: bytes / min(writers × writer bandwidth, file system bandwidth) + barrier.
-    """
-    _check_positive(
-        num_writers=num_writers,
-        writer_bytes_per_s=writer_bytes_per_s,
-        filesystem_bytes_per_s=filesystem_bytes_per_s,
-    )
-    _check_seconds(num_bytes=num_bytes, barrier_s=barrier_s)
-    return num_bytes / min(num_writers * writer_bytes_per_s, filesystem_bytes_per_s) + barrier_s
-
-
-@dataclass(frozen=True, slots=True)
-class TwoTiers:
-    """The best intervals of two tiers, and the share of time lost with them."""
-
-    local_interval_s: float
-    durable_interval_s: float
-    overhead: float
-
-
-def two_tiers(
-    *, local_s: float, durable_s: float, local_mtbf_s: float, durable_mtbf_s: float
-) -> TwoTiers:
-    """A cheap local checkpoint for frequent failures, a durable one for rare ones.
-
-    Overhead `d1/t1 + (d2 − d1)/t2 + l1 t1/2 + l2 t2/2`, least at `t1 = sqrt(2 d1/l1)` and
-    `t2 = sqrt(2 (d2 − d1)/l2)`: each durable checkpoint stands in for a local one.
-
-    Args:
-        local_s: the loop is blocked by a local checkpoint (d1).
-        durable_s: by a durable one (d2), not below `local_s`.
-        local_mtbf_s: between failures that leave the local tier (1/l1).
-        durable_mtbf_s: between failures that take it along (1/l2).
-
-    Source: the first-order model of Young 1974 for two failure classes.
-    """
-    _check_positive(local_s=local_s)
-    if not durable_s > local_s:
-        raise TapelineError(
-            "durable_s",
-            expected=f"more than the local checkpoint's {local_s:g} s",
-            found=f"{durable_s:g} s",
-            fix="Use the durable tier alone: it costs no more and survives more",
-        )
-    extra_s = durable_s - local_s
-    local = young_interval_s(blocking_s=local_s, mtbf_s=local_mtbf_s)
-    durable = young_interval_s(blocking_s=extra_s, mtbf_s=durable_mtbf_s)
-    total = overhead(local, blocking_s=local_s, mtbf_s=local_mtbf_s)
-    total += overhead(durable, blocking_s=extra_s, mtbf_s=durable_mtbf_s)
-    return TwoTiers(local, durable, total)
 
 
 @dataclass(frozen=True, slots=True)
