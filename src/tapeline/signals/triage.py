@@ -76,11 +76,17 @@ def _healthy(evidence: Evidence) -> Verdict:
     return Verdict(
         "healthy",
         (),
-        (f"all of {evidence.num_ranks} ranks seen, none ended or stuck", *_shares(evidence)),
+        (_seen(evidence.num_ranks), *_shares(evidence)),
         "a slower run than one like it on the same machine",
         "Nothing around the steps: the rest is computing, and `torch.profiler` says in which "
         "operations, a few large ones or many small",
     )
+
+
+def _seen(num_ranks: int) -> str:
+    if num_ranks == 1:
+        return "its one rank seen, neither ended nor stuck"
+    return f"all of {num_ranks} ranks seen, none ended or stuck"
 
 
 def _shares(evidence: Evidence) -> tuple[str, ...]:
