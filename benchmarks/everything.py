@@ -29,6 +29,7 @@ SECTIONS = {
     "ledger": "Ledger",
     "recovery": "Recovery",
     "runs": "Many runs",
+    "plans": "Plans",
 }
 HEAD = """# Benchmarks
 
