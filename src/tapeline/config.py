@@ -5,14 +5,13 @@ Does not cover how a file is read (`configfile.py`), and builds nothing: `run.py
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from tapeline.configfile import Config, Section
-from tapeline.files import canonical_json
+from tapeline.files import canonical_json, sha256_json
 
 Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=1e30, allow_inf_nan=False)]  # within float32
@@ -324,7 +323,7 @@ class RunConfig(Config):
                 "validation": {"every"},
             },
         )
-        return hashlib.sha256(canonical_json(decides).encode()).hexdigest()
+        return sha256_json(decides)
 
     @classmethod
     def anchor(cls, values: dict[str, Any], folder: Path) -> None:
